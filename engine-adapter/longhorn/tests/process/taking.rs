@@ -3,6 +3,7 @@
 use crate::PROGRAM;
 use crate::controller::{TEXT_SIZE, client, controller, modes, replica_with, run};
 use crate::support::*;
+use dbs_control::api::Request;
 use longhorn_testing::DataClient;
 use std::fs;
 use std::path::Path;
@@ -95,6 +96,11 @@ fn a_volume_is_served_from_upstream_s_files_from_the_first_second() {
     assert_eq!(modes(&engine), ["RW", "RW"], "nobody has changed anything");
     run(&engine, &["frontend", "start", "socket"]);
     data = client(&place);
+    for volume in ["vol", "upstream's layers"] {
+        let delete = Request::VolumeDelete { volume: volume.to_owned() };
+        let refused = place.control("a").call(&delete, &mut |_| true).unwrap_err();
+        assert!(refused.to_string().contains("through its engine"), "{refused}");
+    }
     let percent = a.metric("dbs_replica_take_over_percent{");
     assert!((0.0..100.0).contains(&percent), "{percent}");
     // A new replica gets nothing from them yet.

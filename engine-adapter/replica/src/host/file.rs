@@ -167,7 +167,7 @@ impl StoreFile {
 }
 
 /// Gives a complete new store its name, unless another process was first.
-fn publish(new: &Path, path: &Path) -> Result<()> {
+pub fn publish(new: &Path, path: &Path) -> Result<()> {
     let failed = |e| Error::io(e, format!("giving {} its name", path.display()));
     match fs::hard_link(new, path) {
         Ok(()) => {}

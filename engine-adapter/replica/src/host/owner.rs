@@ -5,6 +5,7 @@ use super::file::{Growth, StoreFile};
 use super::guard;
 use super::handover::{OtherProcess, RELEASE, STATE, SocketPath};
 use crate::replica::{OpenStore, Predecessor, Replica};
+use crate::upstream::serve::SOURCE;
 use dbs_control::api::{Progress, Request};
 use dbs_control::{Extra, Service, socket_path};
 use dbs_core::{Error, ErrorKind, Result, Store};
@@ -306,7 +307,11 @@ impl Service for OwnerService {
         let owner = self.owner()?;
         let replica = owner.replica.get().and_then(Weak::upgrade);
         guard::check(request, &|volume| {
-            replica.as_ref().is_some_and(|replica| replica.volume_name() == volume)
+            replica.as_ref().is_some_and(|replica| {
+                replica.volume_name() == volume
+                    // Where upstream's snapshots are until the replica's volume has them.
+                    || (volume == SOURCE && replica.taking_progress().is_some())
+            })
         })?;
         if matches!(request, Request::Vacuum { .. }) {
             return Err(Error::unsupported(

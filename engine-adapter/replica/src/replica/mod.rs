@@ -373,11 +373,7 @@ impl Replica {
                 ),
             }
         };
-        facts.layers = match store.layers(&self.options.volume) {
-            Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
-            layers => layers?,
-        };
-        self.show_taken(&store, &mut facts.layers);
+        facts.layers = self.layers(&store)?;
         Ok(facts)
     }
 

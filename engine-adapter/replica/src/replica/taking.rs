@@ -6,7 +6,7 @@
 
 use super::{Replica, User};
 use dbs_core::info::LayerInfo;
-use dbs_core::{Backing, Error, Result, Store};
+use dbs_core::{Backing, Error, ErrorKind, Result, Store};
 use dbs_service::log;
 use std::cell::Cell;
 use std::fmt;
@@ -121,6 +121,15 @@ impl Run {
     }
 }
 
+/// Held by the thread: it has ended, however it does, or was never begun.
+struct Ended(Arc<Run>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::SeqCst);
+    }
+}
+
 impl User for Run {
     fn let_go(&self, until: Instant) {
         self.stopped.store(true, Ordering::SeqCst);
@@ -229,13 +238,22 @@ impl Replica {
         })
     }
 
-    /// Tells of upstream's snapshots, too, while the volume rests on their files.
-    pub(super) fn show_taken(&self, store: &Store, layers: &mut Vec<LayerInfo>) {
-        if let Some(taking) = self.taking()
-            && !layers.is_empty()
-        {
+    /// Layers of the volume, with upstream's snapshots while it rests on their files; none if there is no volume.
+    pub(super) fn layers(&self, store: &Store) -> Result<Vec<LayerInfo>> {
+        loop {
+            // Before the store is asked: what is not there yet then is in the files.
+            let taking = self.taking();
+            let mut layers = match store.layers(&self.options.volume) {
+                Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+                layers => layers?,
+            };
+            let Some(taking) = taking else { return Ok(layers) };
             let on_files = store.backing(&self.options.volume).is_ok_and(|on| on.is_some());
-            taking.files.show(layers, on_files);
+            taking.files.show(&mut layers, on_files);
+            // The files may have gone meanwhile.
+            if self.taking().is_some() {
+                return Ok(layers);
+            }
         }
     }
 
@@ -265,7 +283,9 @@ impl Replica {
         let user: Weak<Run> = Arc::downgrade(&run);
         self.used_by(user);
         let (store, volume) = (store.clone(), self.options.volume.clone());
+        let ended = Ended(Arc::clone(&run));
         let work = move || {
+            let _ended = ended;
             taking.log("begun", &volume);
             let brought = taking.bring(&store, &volume, &run);
             drop(store);
@@ -275,7 +295,6 @@ impl Replica {
                 taking.log("done", &volume);
                 replica.end_taking(&taking);
             }
-            run.ended.store(true, Ordering::SeqCst);
         };
         let spawned = thread::Builder::new().name("upstream-files".to_owned()).spawn(work);
         spawned.map(drop).map_err(|e| Error::io(e, "starting a thread"))
@@ -300,3 +319,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that can panic leaves it inconsistent.
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -127,6 +127,10 @@ impl Image {
         }
         match lseek(&self.file, offset.cast_signed(), Whence::SeekData) {
             Ok(at) => Ok(at.cast_unsigned()),
+            // Or it ends before that: it was cut. What is below is not what it held then.
+            Err(Errno::ENXIO) if self.file.metadata()?.len() < self.size => {
+                Err(io::ErrorKind::UnexpectedEof.into())
+            }
             Err(Errno::ENXIO) => Ok(u64::MAX),
             Err(e) => Err(e.into()),
         }

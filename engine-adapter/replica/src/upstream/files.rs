@@ -1,6 +1,6 @@
 //! The files of upstream's replica in its directory: what is there, and whether upstream would serve it.
 
-use super::{IMPORT, KEPT, allocated};
+use super::{IMPORT, KEPT, TAKEN, allocated, is_half_made};
 use crate::agent::files::FileName;
 use crate::host::file::STORE_FILE;
 use crate::replica::incoming::link;
@@ -218,6 +218,10 @@ impl Files {
                 let text = format!("it has {size} bytes, and the volume {}", self.meta.size);
                 return Err(bad(disk, &text));
             }
+            if *disk == self.meta.head && size < self.meta.size && !size.is_multiple_of(BLOCK_BYTES)
+            {
+                return Err(bad(disk, &format!("it ends within a block, at {size} bytes")));
+            }
             let parent = self.disks.get(&meta.parent).map(|_| metadata(&self.image(&meta.parent)));
             let room = if *disk == self.meta.head { self.meta.size } else { size };
             let below = parent.transpose()?.map_or(room, |parent| parent.size());
@@ -281,7 +285,11 @@ fn kind_of(name: &str) -> Result<Option<Kind>> {
     if [VOLUME_META, REVISION_FILE].contains(&name) {
         return Ok(Some(Kind::Other));
     }
-    if FILES.contains(&name) || OTHERS.contains(&name) || [IMPORT, KEPT].contains(&name) {
+    if FILES.contains(&name)
+        || OTHERS.contains(&name)
+        || [IMPORT, KEPT, TAKEN].contains(&name)
+        || is_half_made(name)
+    {
         return Ok(None);
     }
     if name.ends_with(".snap_tmp") || name.starts_with("volume-delta-") {
@@ -357,7 +365,11 @@ pub fn change_time(image: &Path) -> String {
     format!("{}{fraction} +0000 UTC", second.trim_end_matches('Z'))
 }
 
-fn revision(path: &Path) -> Result<u64> {
+/// The count of writes in a file; 0 if there is none.
+///
+/// # Errors
+/// `Invalid`, `Io`.
+pub fn revision(path: &Path) -> Result<u64> {
     let Some(bytes) = small(path)? else { return Ok(0) };
     let text = String::from_utf8_lossy(&bytes);
     text.trim_matches('\0').parse().map_err(|_| bad(REVISION_FILE, "it has no number"))

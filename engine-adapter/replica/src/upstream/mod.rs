@@ -54,9 +54,13 @@ pub const KEPT: &str = "volume.upstream";
 
 /// Directory with upstream's files from which a replica is served.
 pub const TAKEN: &str = "volume.taken";
+/// What [`serve`] makes, until it has its name.
+const NEW: &str = "volume.new";
 
 /// Bytes copied at once.
 const PIECE_BYTES: usize = 1 << 20;
+/// Most bytes of a file system that are left to others.
+const SPARE_MAX_BYTES: u64 = 1 << 30;
 /// Intervals asked for at once.
 const INTERVALS: usize = 256;
 
@@ -151,7 +155,8 @@ pub fn check_not_served(dir: &Path) -> Result<()> {
     let dir = dir.display();
     Err(Error::busy(format!(
         "the replica in `{dir}` is served from upstream's files, which are in `{TAKEN}` there: start it again, with \
-         --take-over, until their content is in its store"
+         --take-over, until their content is in its store; or, if there is no {STORE_FILE} yet, move them back, and remove \
+         `{TAKEN}`"
     )))
 }
 
@@ -227,6 +232,18 @@ fn check_room(place: &Path, bytes: u64) -> Result<()> {
         ErrorKind::NoSpace,
         format!("the content is copied, for which {needed} are needed, and there are {free} free"),
     ))
+}
+
+/// Bytes that are left to others of the same file system by who is in no hurry.
+fn spare(place: &Path) -> Result<u64> {
+    let system = nix::sys::statvfs::statvfs(place)
+        .map_err(|e| Error::io(e.into(), format!("looking at `{}`", place.display())))?;
+    Ok((system.blocks() * system.fragment_size() / 100).min(SPARE_MAX_BYTES))
+}
+
+/// Whether a file is what a process that was killed has left of [`NEW`]: a store that is made has such a name.
+fn is_half_made(name: &str) -> bool {
+    name == NEW || (name.starts_with(&format!("{STORE_FILE}.")) && name.ends_with(".new"))
 }
 
 /// What to do if there is no room, which others may need more.

@@ -6,28 +6,32 @@
 //!
 //! | in the replica's directory | a process that was killed has | the next one |
 //! |---|---|---|
-//! | `volume.taken/`, no `volume.dbs` | not begun to serve it | moves the other files there, and makes the store |
+//! | `volume.taken/` without files of upstream's but `volume.meta`, no `volume.dbs` | moved nothing | begins anew |
+//! | `volume.taken/` with the head's `.meta`, no `volume.dbs` | not begun to serve it | moves the other files there, and makes the store |
 //! | `volume.taken/`, and `volume.dbs`, whose volume rests on them or which has [`SOURCE`] | served it | goes on filling it |
 //! | `volume.taken/`, and `volume.dbs` otherwise | brought everything over | removes upstream's files |
 //!
-//! Upstream's files lie in a directory of their own, so that upstream's replica, should it be started here again, finds no head and
-//! does not serve what is outdated.
+//! Upstream's files lie in a directory of their own, so that upstream's replica, should it be started here again, does not
+//! serve what is outdated: as soon as the head's `.meta` is away, it opens nothing. (It makes an image that is missing, and
+//! `revision.counter`.) A replica that was given up, or files that somebody has put here, may be mixed with this: what is
+//! there decides, and nothing is overwritten.
 
 use super::chain::Chain;
-use super::files::{Files, is_upstreams};
+use super::files::{Files, META, REVISION_FILE, is_upstreams, revision};
 use super::import::{Filling, put_counters};
 use super::{
-    Count, Held, Progress, TAKEN, Told, allocated, check_room, check_settled, exists, list,
-    make_dir, remove, rename, sync,
+    Count, Held, NEW, Progress, TAKEN, Told, allocated, check_room, check_settled, exists,
+    is_half_made, list, make_dir, remove, rename, spare, sync,
 };
-use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions};
+use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions, publish};
 use crate::replica::incoming::{link, staged};
-use crate::replica::meta::VOLUME_META;
+use crate::replica::meta::{VOLUME_META, VolumeMeta};
 use crate::replica::{KIND, Taken};
 use dbs_core::info::LayerInfo;
 use dbs_core::store::SnapshotOptions;
-use dbs_core::{Backing, Error, Result, Store};
+use dbs_core::{Backing, Error, ErrorKind, Result, Store};
 use longhorn_wire::names;
+use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -35,8 +39,8 @@ use std::sync::Arc;
 
 /// Volume of the store into which upstream's layers come.
 pub const SOURCE: &str = "upstream's layers";
-/// The store until it has its name.
-const NEW_STORE: &str = "volume.new";
+/// How many bytes are copied before it is looked for room again.
+const LOOK: u64 = if cfg!(test) { 256 << 10 } else { 64 << 20 };
 /// [`TAKEN`] once nothing in it is needed any more.
 const GONE: &str = "volume.taken.gone";
 
@@ -49,42 +53,54 @@ pub fn is_upstream(dir: &Path) -> Result<bool> {
     Ok(!has(STORE_FILE)? && (has(TAKEN)? || has(VOLUME_META)?))
 }
 
-/// Makes a replica of upstream's files that can be served at once, or goes on with that.
+/// Makes a replica of upstream's files that can be served at once, or goes on with that. Nothing is done if another process was
+/// first.
+///
+/// Upstream's replica may be started here until its head is away. So everything is tried before anything is moved,
+/// and looked at again when nobody can open it any more.
 ///
 /// # Errors
 /// `Busy` while somebody uses the files; `Invalid`, `Exists` or `NotFound` with the reason if they cannot be taken
-/// over; `NoSpace` if the store has no room for their content; those of the store. Nothing has changed after these.
+/// over; `NoSpace` if the store has no room for their content; those of the store. Nothing has been moved after these, unless it was before, or
+/// the files or the room for them have changed meanwhile.
 pub fn begin(dir: &Path, volume: &str, options: &StoreOptions, told: Told<'_>) -> Result<()> {
     let _held = Held::alone(dir)?;
+    if exists(&dir.join(STORE_FILE))? {
+        return Ok(());
+    }
     check_settled(dir)?;
-    let taken = dir.join(TAKEN);
-    if !exists(&taken)? {
-        let files = Files::read(dir)?;
-        check(&files, volume)?;
-        files.check_unused()?;
-        check_room(dir, files.allocated())?;
-        files.names().iter().try_for_each(|name| sync(&dir.join(name)))?;
-        told(Progress::default())?;
-        make_dir(&taken)?;
-    }
-    told(Progress::default())?;
-    // The head is among the first: what is left without it upstream's replica does not serve.
-    for name in list(dir)?.into_iter().filter(|name| name != VOLUME_META && is_upstreams(name)) {
-        rename(&dir.join(&name), &taken.join(&name))?;
-        told(Progress::default())?;
-    }
-    // This one is ours as well.
-    copy_meta(dir, &taken)?;
-    sync(&taken)?;
-    sync(dir)?;
     for name in list(dir)?.iter().filter(|name| is_half_made(name)) {
         remove(&dir.join(name))?;
     }
-    let file = StoreFile { path: dir.join(NEW_STORE), options: options.clone() };
-    make_store(&Files::read(&taken)?, dir, volume, &file, told)?;
-    rename(&file.path, &dir.join(STORE_FILE))?;
-    sync(dir)?;
-    told(Progress::default())
+    let file = StoreFile { path: dir.join(NEW), options: options.clone() };
+    let taken = &dir.join(TAKEN);
+    if moved(taken)?.is_empty() {
+        told(Progress::default())?;
+        let tried = look(dir, volume).and_then(|files| make_store(&files, volume, &file, told));
+        remove(&file.path)?;
+        tried?;
+        make_dir(taken)?;
+        copy_meta(dir, taken)?;
+    }
+    told(Progress::default())?;
+    move_files(dir, taken, told)?;
+    let files = look(taken, volume)
+        .and_then(|files| make_store(&files, volume, &file, told).map(|()| files))
+        .map_err(|e| told_of_way_back(&e, dir))?;
+    put_counters(&files, dir)?;
+    publish(&file.path, &dir.join(STORE_FILE))?;
+    told(Progress::default())?;
+    remove(&file.path)
+}
+
+/// Files of upstream's that a volume can rest on. All of them are durable.
+fn look(dir: &Path, volume: &str) -> Result<Files> {
+    let files = Files::read(dir)?;
+    check(&files, volume)?;
+    files.check_unused()?;
+    check_room(dir, files.allocated() + spare(dir)?)?;
+    files.names().iter().try_for_each(|name| sync(&dir.join(name)))?;
+    Ok(files)
 }
 
 /// Refuses what only `replica-import` takes over.
@@ -104,31 +120,84 @@ fn check(files: &Files, volume: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file is what a process that was killed has left of a store: [`StoreFile`] names it so.
-fn is_half_made(name: &str) -> bool {
-    name == NEW_STORE || (name.starts_with(&format!("{STORE_FILE}.")) && name.ends_with(".new"))
+/// What to do if upstream's replica is to have its files again.
+fn told_of_way_back(error: &Error, dir: &Path) -> Error {
+    let text = format!(
+        "{error}. Upstream's files are in `{}`: the next start goes on; to give up, move all of them back, and remove that \
+         directory, while no process is started here",
+        dir.join(TAKEN).display()
+    );
+    Error::new(error.kind(), text)
 }
 
+/// Upstream's files in a directory, without `volume.meta`, which is ours as well.
+fn movable(dir: &Path) -> Result<Vec<String>> {
+    let mut names = list(dir)?;
+    names.retain(|name| name != VOLUME_META && is_upstreams(name));
+    Ok(names)
+}
+
+/// Upstream's files that are where they are to be moved to.
+fn moved(taken: &Path) -> Result<Vec<String>> {
+    if exists(taken)? { movable(taken) } else { Ok(Vec::new()) }
+}
+
+/// Copies `volume.meta`, in place of a copy that was made before something else was there.
 fn copy_meta(dir: &Path, taken: &Path) -> Result<()> {
-    let (from, to) = (dir.join(VOLUME_META), taken.join(VOLUME_META));
-    if exists(&to)? {
-        return Ok(());
+    let (from, new) = (dir.join(VOLUME_META), dir.join(NEW));
+    fs::copy(&from, &new).map_err(|e| Error::io(e, format!("copying `{}`", from.display())))?;
+    sync(&new)?;
+    rename(&new, &taken.join(VOLUME_META))?;
+    sync(taken)
+}
+
+/// Moves the files, over no others. What describes the head goes first, and durably: without it upstream's replica opens nothing, and
+/// with it alone it would make an empty head.
+fn move_files(dir: &Path, taken: &Path, told: Told<'_>) -> Result<()> {
+    let (mut names, moved) = (movable(dir)?, moved(taken)?);
+    let meta = VolumeMeta::read(taken)?
+        .ok_or_else(|| mixed(dir, &format!("`{VOLUME_META}` is missing in `{TAKEN}`")))?;
+    let first = format!("{}{META}", meta.head);
+    let begun = moved.contains(&first);
+    if let Some(name) = moved.first().filter(|_| !begun) {
+        return Err(mixed(dir, &format!("`{TAKEN}` has `{name}`, and not `{first}`")));
     }
-    let temporary = taken.join(format!("{VOLUME_META}.tmp"));
-    fs::copy(&from, &temporary)
-        .map_err(|e| Error::io(e, format!("copying `{}`", from.display())))?;
-    sync(&temporary)?;
-    rename(&temporary, &to)
+    // Upstream's replica makes it before it misses the head.
+    let counter = dir.join(REVISION_FILE);
+    if begun && moved.iter().any(|name| name == REVISION_FILE) && revision(&counter)? == 0 {
+        remove(&counter)?;
+        names.retain(|name| name != REVISION_FILE);
+    }
+    if let Some(name) = names.iter().find(|name| moved.contains(name)) {
+        return Err(mixed(dir, &format!("`{name}` is in both")));
+    }
+    if !begun {
+        rename(&dir.join(&first), &taken.join(&first))?;
+        names.retain(|name| *name != first);
+    }
+    sync(taken)?;
+    sync(dir)?;
+    told(Progress::default())?;
+    for name in names {
+        rename(&dir.join(&name), &taken.join(&name))?;
+        told(Progress::default())?;
+    }
+    sync(taken)?;
+    sync(dir)
+}
+
+/// Nobody but who has moved them knows which files belong together.
+fn mixed(dir: &Path, why: &str) -> Error {
+    let text = format!(
+        "files of upstream's replica are in `{}`, and in `{TAKEN}` there: {why}. Keep those that belong \
+         together in the first, and remove the second",
+        dir.display()
+    );
+    Error::new(ErrorKind::Exists, text)
 }
 
 /// Makes the store with a volume that shows what the files hold.
-fn make_store(
-    files: &Files,
-    dir: &Path,
-    volume: &str,
-    file: &StoreFile,
-    told: Told<'_>,
-) -> Result<()> {
+fn make_store(files: &Files, volume: &str, file: &StoreFile, told: Told<'_>) -> Result<()> {
     let chain: Arc<dyn Backing> = Arc::new(Chain::open(files)?);
     let store = file.open_or_create(Some(files.meta.size))?;
     let made = (|| {
@@ -140,9 +209,7 @@ fn make_store(
     // What has stopped it tells more than what closing says then.
     let closed = store.close();
     made.and(closed)?;
-    told(Progress::default())?;
-    put_counters(files, dir)?;
-    sync(dir)
+    told(Progress::default())
 }
 
 /// Upstream's files in a replica's directory that are served.
@@ -151,6 +218,8 @@ pub struct Served {
     dir: PathBuf,
     files: Files,
     chain: Arc<dyn Backing>,
+    /// Refuses if there is no room for so many bytes.
+    room: Box<dyn Fn(u64) -> Result<()> + Send + Sync>,
 }
 
 /// Upstream's files that the replica in this directory is served from, if it is.
@@ -170,7 +239,29 @@ pub fn find(dir: &Path) -> Result<Option<Arc<dyn Taken>>> {
         // A process that has the store may have removed them just now.
         Err(_) if !exists(&taken)? => Ok(None),
         Err(error) => Err(error),
-        Ok((chain, files)) => Ok(Some(Arc::new(Served { dir: dir.to_owned(), files, chain }))),
+        Ok((chain, files)) => Ok(Some(Arc::new(Served::new(dir, files, chain)))),
+    }
+}
+
+impl Served {
+    fn new(dir: &Path, files: Files, chain: Arc<dyn Backing>) -> Self {
+        let place = dir.to_owned();
+        let room = Box::new(move |bytes| check_room(&place, bytes + spare(&place)?));
+        Self { dir: dir.to_owned(), files, chain, room }
+    }
+
+    /// Fills the second volume, for as long as there is room: other replicas on the disk need it, too, and may fill one as this does.
+    fn fill(&self, store: &Store, told: Told<'_>) -> Result<()> {
+        let looked = Cell::new(None);
+        fill(store, &self.files, &|progress: Progress| {
+            // What is there from before is counted before anything is copied.
+            let Progress { bytes, total, copied } = progress;
+            if copied > 0 && looked.get().is_none_or(|at| copied >= at + LOOK) {
+                looked.set(Some(copied));
+                (self.room)(total.saturating_sub(bytes))?;
+            }
+            told(progress)
+        })
     }
 }
 
@@ -194,7 +285,7 @@ impl Taken for Served {
         }
         let on = store.backing(volume)?.filter(|on| on.identity.starts_with(KIND));
         if let Some(on) = on {
-            fill(store, &self.files, told)?;
+            self.fill(store, told)?;
             // What was read is what the volume shows.
             let now = Chain::open(&Files::read(&self.files.dir)?)?;
             if [self.chain.identity(), now.identity()] != [&*on.identity; 2] {
@@ -291,11 +382,15 @@ pub fn remove_files(dir: &Path) -> Result<()> {
     remove_all(&gone)
 }
 
-/// Removes what is left of files of which nothing was needed any more.
+/// Removes what a process that was killed has left of files of which nothing was needed any more, and of a store that has
+/// its name.
 ///
 /// # Errors
 /// `Io`.
 pub fn remove_gone(dir: &Path) -> Result<()> {
+    if exists(&dir.join(STORE_FILE))? {
+        remove(&dir.join(NEW))?;
+    }
     remove_all(&dir.join(GONE))
 }
 

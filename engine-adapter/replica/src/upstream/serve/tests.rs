@@ -112,6 +112,24 @@ fn blocks_that_were_never_written_do_not_become_data_by_reading_beside_them() {
 }
 
 #[test]
+fn a_file_that_was_cut_shows_nothing_from_below() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    let chain = chain(dir);
+    // It has blocks 1000 to 1023, and the head has none of them.
+    let file = File::options().write(true).open(dir.join(disk("b"))).unwrap();
+    file.set_len(1010 * BLOCK).unwrap();
+    let mut buf = [0; BLOCK as usize];
+    chain.read_at(1009 * BLOCK, &mut buf).unwrap();
+    assert_eq!(buf, [4; BLOCK as usize]);
+    for block in [1010, 1015] {
+        let failed = chain.read_at(block * BLOCK, &mut buf).unwrap_err();
+        assert_eq!(failed.kind(), std::io::ErrorKind::UnexpectedEof, "{block}");
+    }
+}
+
+#[test]
 fn files_that_were_changed_are_others() {
     let place = tempfile::tempdir().unwrap();
     let cases: [Case; 5] = [
@@ -180,6 +198,38 @@ fn a_volume_stays_on_files_that_have_changed_while_they_were_read() {
     store.close().unwrap();
 }
 
+#[test]
+fn room_is_looked_for_while_the_content_comes_over() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    let model = upstream_views(dir).remove(HEAD).unwrap();
+    begin_here(dir, &done).unwrap();
+    let files = Files::read(&dir.join(TAKEN)).unwrap();
+    let total = files.allocated();
+    let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let (store, chain, noted) = (store(dir), chain(&dir.join(TAKEN)), Arc::clone(&asked));
+    let _attached = store.attach_backing(Arc::clone(&chain));
+    // It runs short once.
+    let room = Box::new(move |bytes| {
+        let mut asked = noted.lock().unwrap();
+        asked.push(bytes);
+        if asked.len() == 2 { Err(Error::new(ErrorKind::NoSpace, "full")) } else { Ok(()) }
+    });
+    let served = Served { room, ..Served::new(dir, files, chain) };
+    let full = served.bring(&store, "v", &done).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+    assert!(store.layers(SOURCE).unwrap().len() < 5, "it did not go on");
+    served.bring(&store, "v", &done).unwrap();
+    let asked = asked.lock().unwrap().clone();
+    assert!(asked.len() >= 4 && asked[0] < total, "{asked:?} of {total}");
+    assert!(asked[2] <= asked[1], "what was there is not asked for again: {asked:?}");
+    assert!(asked[2..].is_sorted_by(|a, b| a > b), "{asked:?}");
+    store.close().unwrap();
+    served.remove().unwrap();
+    shows(dir, "v", &model, "at the end");
+}
+
 /// Killed at each step, used in between, and killed again elsewhere: nothing is lost, and what was not upstream's stays.
 #[test]
 fn a_process_that_serves_upstream_s_files_is_killed_at_every_step() {
@@ -195,9 +245,10 @@ fn a_process_that_serves_upstream_s_files_is_killed_at_every_step() {
             break;
         }
         let served = dir.join(STORE_FILE).exists();
-        let head_is_here = dir.join(HEAD).exists();
-        assert!(!served || !head_is_here, "{steps}: upstream's replica could be started");
+        let here = |name: &str| dir.join(name).exists();
+        assert!(here(HEAD) || !here(&format!("{HEAD}.meta")), "{steps}: the head would be empty");
         assert!(served || upstream_is_whole(dir), "{steps}");
+        upstream_in_between(dir, &mut model, 8);
         if served {
             shows(dir, "v", &model, &format!("{steps}"));
             write(dir, &mut model, 3, 0xa1);
@@ -209,6 +260,7 @@ fn a_process_that_serves_upstream_s_files_is_killed_at_every_step() {
         let state = (served, dir.join(TAKEN).exists(), served && has_source_in(dir));
         *left.entry(state).or_default() += 1;
         if killed("serve", dir, steps * 5 % 11) {
+            upstream_in_between(dir, &mut model, 9);
             write_if(dir, &mut model, 7, 0xa2);
             serve(dir, &done);
         }
@@ -227,7 +279,9 @@ fn a_process_that_serves_upstream_s_files_is_killed_at_every_step() {
         );
         assert_eq!(our_disks(dir).1, 1234, "{steps}");
         let names = list(dir).unwrap();
-        assert!(!names.iter().any(|name| is_upstreams(name) && name != VOLUME_META), "{names:?}");
+        // Where upstream's replica was started beside the store, it has made this.
+        let ours = |name: &str| !is_upstreams(name) || [VOLUME_META, REVISION_FILE].contains(&name);
+        assert!(names.iter().all(|name| ours(name) && !is_half_made(name)), "{names:?}");
         assert!(!dir.join(TAKEN).exists() && !dir.join(GONE).exists());
         with_store(dir, |store| {
             assert!(store.backing("v").unwrap().is_none());
@@ -240,6 +294,38 @@ fn a_process_that_serves_upstream_s_files_is_killed_at_every_step() {
         assert!(left.contains_key(&state), "{left:?}");
     }
     assert!(steps > 30, "{steps} steps");
+}
+
+/// Upstream's replica is started, and writes if it finds a head: it must be the one that there is.
+fn upstream_in_between(dir: &Path, model: &mut [u8], block: u64) {
+    let whole = dir.join(HEAD).exists();
+    if !upstream_opens(dir) {
+        return;
+    }
+    assert!(whole && !dir.join(STORE_FILE).exists());
+    let head = File::options().write(true).open(dir.join(HEAD)).unwrap();
+    head.write_all_at(&[0xb1; BLOCK as usize], block * BLOCK).unwrap();
+    model[(block * BLOCK) as usize..][..BLOCK as usize].fill(0xb1);
+    assert!(upstream_views(dir)[HEAD] == model);
+}
+
+/// What upstream's replica does to the files when it is opened, and whether it serves the volume then.
+fn upstream_opens(dir: &Path) -> bool {
+    let Some(meta) = VolumeMeta::read(dir).unwrap() else { return false };
+    let counter = dir.join(REVISION_FILE);
+    if !counter.exists() {
+        fs::write(counter, [&b"0"[..], &[0; 4095]].concat()).unwrap();
+    }
+    let (mut line, mut at) = (Vec::new(), meta.head);
+    while !at.is_empty() {
+        let Ok(bytes) = fs::read(dir.join(format!("{at}.meta"))) else { return false };
+        let parent = crate::replica::meta::DiskMeta::parse(&at, &bytes).unwrap().parent;
+        line.push(std::mem::replace(&mut at, parent));
+    }
+    for disk in line {
+        File::options().create(true).truncate(false).write(true).open(dir.join(disk)).unwrap();
+    }
+    true
 }
 
 fn has_source_in(dir: &Path) -> bool {
@@ -351,7 +437,10 @@ fn a_replica_tells_of_snapshots_whose_content_is_still_to_come() {
     store.close().unwrap();
     drop(slow);
     let (fast, store) = replica(dir, 0);
-    until("it ends", || fast.taking_progress().is_none() && !dir.join(TAKEN).exists());
+    while fast.taking_progress().is_some() {
+        assert_eq!(fast.disks().unwrap().len(), 6, "at any time");
+    }
+    until("it ends", || !dir.join(TAKEN).exists());
     fast.open(false, 0).unwrap();
     let disks = described(&fast);
     assert_eq!((disks.len(), disks[&disk("own")].parent.clone()), (6, disk("d")));
@@ -376,7 +465,11 @@ fn a_replica_tells_of_snapshots_whose_content_is_still_to_come() {
 #[test]
 fn what_cannot_be_served_at_once_is_refused_and_stays() {
     let place = tempfile::tempdir().unwrap();
-    let cases: [Case; 4] = [
+    let cases: [Case; 5] = [
+        ("ends within a block", |dir| {
+            let file = File::options().write(true).open(dir.join(HEAD)).unwrap();
+            file.set_len(SIZE - 512).unwrap();
+        }),
         ("being rebuilt", |dir| edit(dir, |meta| meta.rebuilding = true)),
         ("use `longhorn replica-import`", |dir| {
             edit(dir, |meta| meta.backing_file_path = "/image".to_owned());
@@ -406,8 +499,116 @@ fn what_cannot_be_served_at_once_is_refused_and_stays() {
     begin_here(dir, &done).unwrap();
 }
 
-fn edit(dir: &Path, change: impl Fn(&mut crate::replica::meta::VolumeMeta)) {
-    let mut meta = crate::replica::meta::VolumeMeta::read(dir).unwrap().unwrap();
+/// Names in the replica's directory, and with upstream's files that were moved.
+fn names(dir: &Path) -> [Vec<String>; 2] {
+    let taken = dir.join(TAKEN);
+    [list(dir).unwrap(), if taken.exists() { list(&taken).unwrap() } else { vec![] }]
+}
+
+#[test]
+fn what_fails_fails_before_a_file_is_moved() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    let before = names(dir);
+    for (name, text) in [("a@b", "name"), (SOURCE, "cannot be called")] {
+        let refused = begin(dir, name, &StoreOptions::default(), &done).unwrap_err().to_string();
+        assert!(refused.contains(text), "{refused}");
+        assert_eq!(names(dir), before, "{name}");
+    }
+    let tail = Some(place.path().join("none"));
+    let options = StoreOptions { tail, ..StoreOptions::default() };
+    begin(dir, "v", &options, &done).unwrap_err();
+    assert_eq!(names(dir), before);
+    begin_here(dir, &done).unwrap();
+}
+
+/// `volume.taken` being there says nothing of what is beside it.
+#[test]
+fn files_that_were_given_back_are_looked_at_anew() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    let taken = &dir.join(TAKEN);
+    upstream_replica(dir);
+    fs::create_dir(taken).unwrap();
+    // What `mv -n` leaves, of another time.
+    let old =
+        VolumeMeta { size: SIZE, head: "volume-head-001.img".into(), ..VolumeMeta::default() };
+    old.write(taken).unwrap();
+    let before = names(dir);
+    let writer = File::options().write(true).open(dir.join(HEAD)).unwrap();
+    let refused = begin_here(dir, &done).unwrap_err();
+    assert_eq!((refused.kind(), names(dir)), (ErrorKind::Busy, before), "{refused}");
+    drop(writer);
+    // Upstream's replica opens it when everything was looked at.
+    let writer = std::cell::OnceCell::new();
+    let late = |_| {
+        if dir.join(TAKEN).join(format!("{HEAD}.meta")).exists() && dir.join(HEAD).exists() {
+            writer.get_or_init(|| File::options().write(true).open(dir.join(HEAD)).unwrap());
+        }
+        Ok(())
+    };
+    let refused = begin_here(dir, &late).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+    assert!(refused.to_string().contains("to give up"), "{refused}");
+    assert!(!dir.join(STORE_FILE).exists());
+    writer.get().unwrap().write_all_at(&[0xb2; BLOCK as usize], 9 * BLOCK).unwrap();
+    drop(writer);
+    let views = upstream_views(taken);
+    begin_here(dir, &done).unwrap();
+    shows(dir, "v", &views[HEAD], "what it has written");
+}
+
+#[test]
+fn no_file_that_was_moved_is_overwritten() {
+    fn copied(dir: &Path, of: &dyn Fn(&str) -> bool) {
+        let taken = dir.join(TAKEN);
+        fs::create_dir(&taken).unwrap();
+        for name in list(dir).unwrap().into_iter().filter(|name| is_upstreams(name) && of(name)) {
+            fs::copy(dir.join(&name), taken.join(name)).unwrap();
+        }
+    }
+    let place = tempfile::tempdir().unwrap();
+    let cases: [Case; 4] = [
+        ("`revision.counter` is in both", |dir| copied(dir, &|_| true)),
+        ("has `revision.counter`, and not", |dir| {
+            copied(dir, &|name| [VOLUME_META, REVISION_FILE].contains(&name));
+        }),
+        ("`volume.meta` is missing", |dir| copied(dir, &|name| name == REVISION_FILE)),
+        ("`volume-head-003.img` is in both", |dir| {
+            copied(dir, &|name| name == VOLUME_META || name.starts_with(HEAD));
+            fs::remove_file(dir.join(format!("{HEAD}.meta"))).unwrap();
+        }),
+    ];
+    for (text, make) in cases {
+        let dir = &place.path().join(text.replace(['`', ' '], "-"));
+        upstream_replica(dir);
+        make(dir);
+        let before = names(dir);
+        let refused = begin_here(dir, &done).unwrap_err();
+        assert!(
+            refused.kind() == ErrorKind::Exists && refused.to_string().contains(text),
+            "{refused}"
+        );
+        assert_eq!(names(dir), before, "{text}");
+    }
+}
+
+/// A second process finds no store, and is held up until the first one has served and ended.
+#[test]
+fn a_store_that_is_there_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    let mut model = upstream_views(dir).remove(HEAD).unwrap();
+    begin_here(dir, &done).unwrap();
+    write(dir, &mut model, 3, 0xa1);
+    begin_here(dir, &done).unwrap();
+    shows(dir, "v", &model, "what was acknowledged");
+}
+
+fn edit(dir: &Path, change: impl Fn(&mut VolumeMeta)) {
+    let mut meta = VolumeMeta::read(dir).unwrap().unwrap();
     change(&mut meta);
     meta.write(dir).unwrap();
 }
