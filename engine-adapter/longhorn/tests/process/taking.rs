@@ -97,7 +97,8 @@ fn a_volume_is_served_from_upstream_s_files_from_the_first_second() {
     run(&engine, &["frontend", "start", "socket"]);
     data = client(&place);
     for volume in ["vol", "upstream's layers"] {
-        let delete = Request::VolumeDelete { volume: volume.to_owned() };
+        let delete =
+            Request::VolumeDelete { volume: volume.to_owned(), uuid: None, rebuilding: false };
         let refused = place.control("a").call(&delete, &mut |_| true).unwrap_err();
         assert!(refused.to_string().contains("through its engine"), "{refused}");
     }
