@@ -406,8 +406,10 @@ fn a_store_that_was_moved_does_not_lose_its_tail() {
     assert!(std::fs::read(&moved).unwrap() == before, "something was written");
     assert!(!Path::new(named[1]).exists(), "an empty one could hide it");
     let options = RepairOptions { tail: with(false).tail, ..RepairOptions::default() };
-    let plan = Store::plan_repair(&moved, &options).err().expect("they would be given up");
-    assert!(plan.to_string().contains("rename the tail"));
+    let damaged = dir.path().join("damaged");
+    std::fs::write(&damaged, [&[0; 4096], &before[4096..]].concat()).unwrap();
+    let plan = Store::plan_repair(&damaged, &options).err().expect("they would be given up");
+    assert!(plan.to_string().contains("rename the tail"), "{plan}");
     let stale = shm.path().join(named[0].replace(".tail", "0.tail"));
     std::fs::copy(named[0], &stale).unwrap();
     std::fs::rename(named[0], named[1]).unwrap();

@@ -61,7 +61,9 @@ pub fn import(options: &ImportOptions, told: Told<'_>) -> Result<Option<Moved>> 
     check_place(&place)?;
     if exists(&place)? && exists(&dir.join(STORE_FILE))? {
         // Its own has been moved out of there, and nothing else may make upstream's files go.
-        let may_go = exists(&place.join(TAKEN))? || !exists(&place.join(SOURCE))?;
+        // (Builds of November 2026 left no `TAKEN`; what is filled last is there.)
+        let is_complete = exists(&place.join(TAKEN))? || exists(&place.join(COUNTERS_FILE))?;
+        let may_go = is_complete || !exists(&place.join(SOURCE))?;
         if !may_go || exists(&place.join(STORE_FILE))? {
             return Err(Error::new(
                 ErrorKind::Exists,
@@ -102,6 +104,12 @@ fn fill(options: &ImportOptions, files: &Files, place: &Path, told: Told<'_>) ->
     }
     told(Progress::default())?;
     let file = StoreFile { path: place.join(STORE_FILE), options: options.store.clone() };
+    if !exists(&file.path)? {
+        // Of a store that somebody has removed since.
+        remove(&place.join(TAKEN))?;
+        remove(&place.join(COUNTERS_FILE))?;
+        sync(place)?;
+    }
     let full = |e| told_of_room(e, place);
     check_room(place, files.allocated().saturating_sub(allocated(&file.path))).map_err(full)?;
     let store = file.open_or_create(Some(files.meta.size)).map_err(full)?;

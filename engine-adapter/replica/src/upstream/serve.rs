@@ -162,9 +162,17 @@ fn move_files(dir: &Path, taken: &Path, told: Told<'_>) -> Result<()> {
     if let Some(name) = moved.first().filter(|_| !begun) {
         return Err(mixed(dir, &format!("`{TAKEN}` has `{name}`, and not `{first}`")));
     }
-    // Upstream's replica makes it before it misses the head.
+    // A snapshot, a revert or a growth since then has given upstream's replica another head.
+    if begun && VolumeMeta::read(dir)?.is_none_or(|now| now.head != meta.head) {
+        return Err(mixed(dir, &format!("`{VOLUME_META}` names another head than in `{TAKEN}`")));
+    }
+    // Upstream's replica makes it before it misses the head, and may be killed before it has written to it.
     let counter = dir.join(REVISION_FILE);
-    if begun && moved.iter().any(|name| name == REVISION_FILE) && revision(&counter)? == 0 {
+    let is_new = || match revision(&counter) {
+        Err(error) if error.kind() != ErrorKind::Invalid => Err(error),
+        counted => Ok(counted.unwrap_or(0) == 0),
+    };
+    if begun && moved.iter().any(|name| name == REVISION_FILE) && is_new()? {
         remove(&counter)?;
         names.retain(|name| name != REVISION_FILE);
     }
@@ -189,8 +197,9 @@ fn move_files(dir: &Path, taken: &Path, told: Told<'_>) -> Result<()> {
 /// Nobody but who has moved them knows which files belong together.
 fn mixed(dir: &Path, why: &str) -> Error {
     let text = format!(
-        "files of upstream's replica are in `{}`, and in `{TAKEN}` there: {why}. Keep those that belong \
-         together in the first, and remove the second",
+        "files of upstream's replica are in `{}`, and in `{TAKEN}` there: {why}. Bring those that belong together into \
+         the first, and move the others elsewhere: each may be the only copy of its content. Remove `{TAKEN}` when it is \
+         empty",
         dir.display()
     );
     Error::new(ErrorKind::Exists, text)

@@ -569,7 +569,15 @@ fn no_file_that_was_moved_is_overwritten() {
         }
     }
     let place = tempfile::tempdir().unwrap();
-    let cases: [Case; 4] = [
+    let cases: [Case; 5] = [
+        // Upstream's replica has served what was copied back, and taken a snapshot.
+        ("names another head", |dir| {
+            copied(dir, &|name| name == VOLUME_META || name.starts_with(HEAD));
+            for name in [HEAD.to_owned(), format!("{HEAD}.meta")] {
+                fs::remove_file(dir.join(name)).unwrap();
+            }
+            edit(dir, |meta| meta.head = "volume-head-004.img".into());
+        }),
         ("`revision.counter` is in both", |dir| copied(dir, &|_| true)),
         ("has `revision.counter`, and not", |dir| {
             copied(dir, &|name| [VOLUME_META, REVISION_FILE].contains(&name));
