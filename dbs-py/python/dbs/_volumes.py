@@ -324,10 +324,12 @@ class Volume(_dbs.WritableBlocks, Closing):
         Raises `Busy` if it is open elsewhere on a served store.
         """
         name = self._snapshot_name(snapshot)
-        if not isinstance(snapshot, Snapshot):
-            uuid = self._call("snapshot.show", snapshot=name, usage=False)["uuid"]
-            snapshot = Snapshot(self, name, uuid)
-        _closed(self, lambda: self._call("snapshot.rollback", snapshot, snapshot=name))
+        if isinstance(snapshot, Snapshot):
+            meant = snapshot
+        else:
+            found = self._call("snapshot.show", snapshot=snapshot, usage=False)
+            meant = Snapshot(self, snapshot, found["uuid"])
+        _closed(self, lambda: self._call("snapshot.rollback", meant, snapshot=name))
 
     def rename(self, name: str) -> None:
         """Gives it another name. Other objects with the old name find nothing any more."""
