@@ -1,13 +1,12 @@
 //! Volumes that rest on a file outside the store.
 
-use super::facts::volume_info;
+use super::facts::{identity_of, volume_info};
 use super::{Inner, Store};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::labels;
 use crate::format::superblock::INCOMPAT_BACKED;
 use crate::info::{BackingInfo, VolumeInfo};
 use crate::meta::Meta;
-use crate::meta::base::{BASE_LABEL, encode_base};
+use crate::meta::base::encode_base;
 use crate::meta::locks::Space;
 use crate::meta::plan::ReadPiece;
 use crate::units::{BLOCK_BYTES, SnapshotId};
@@ -190,11 +189,6 @@ impl Inner {
             ))
         })
     }
-}
-
-pub(super) fn identity_of(meta: &Meta, base: SnapshotId) -> String {
-    let mut labels = labels::decode(&meta.snapshot(base).labels).unwrap_or_default();
-    labels.remove(BASE_LABEL).unwrap_or_else(|| "which file it was is lost".to_owned())
 }
 
 /// Fills `buf` from `offset` of the content of a file: zeros behind its end.

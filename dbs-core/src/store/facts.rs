@@ -1,12 +1,12 @@
 //! What is known of volumes and snapshots, from the metadata.
 
-use super::backing::identity_of;
 use super::identity::uuid_text;
 use crate::format::labels;
 use crate::format::slots::{
     SNAPSHOT_PROTECTED, SNAPSHOT_RETIRED, SNAPSHOT_USER_CREATED, VOLUME_REBUILDING,
 };
 use crate::info::{SnapshotInfo, Usage, VolumeInfo};
+use crate::meta::base::BASE_LABEL;
 use crate::meta::{Meta, Snapshot};
 use crate::units::{SnapshotId, VolumeId};
 
@@ -48,6 +48,12 @@ pub(crate) fn volume_info(meta: &Meta, id: VolumeId) -> VolumeInfo {
         backing: meta.base_under(volume.head).map(|base| identity_of(meta, base)),
         usage: Usage::default(),
     }
+}
+
+/// What identifies the file that a base is.
+pub(super) fn identity_of(meta: &Meta, base: SnapshotId) -> String {
+    let mut labels = labels::decode(&meta.snapshot(base).labels).unwrap_or_default();
+    labels.remove(BASE_LABEL).unwrap_or_else(|| "which file it was is lost".to_owned())
 }
 
 /// What is known of a snapshot, but for its usage.
