@@ -408,7 +408,7 @@ fn a_store_that_was_moved_does_not_lose_its_tail() {
     let options = RepairOptions { tail: with(false).tail, ..RepairOptions::default() };
     let damaged = dir.path().join("damaged");
     std::fs::write(&damaged, [&[0; 4096], &before[4096..]].concat()).unwrap();
-    let plan = Store::plan_repair(&damaged, &options).err().expect("they would be given up");
+    let plan = Store::plan_repair(&damaged, &options).expect_err("they would be given up");
     assert!(plan.to_string().contains("rename the tail"), "{plan}");
     let stale = shm.path().join(named[0].replace(".tail", "0.tail"));
     std::fs::copy(named[0], &stale).unwrap();
