@@ -304,14 +304,16 @@ impl<P: Protocol> Peer<P> {
     fn header<'a>(&mut self, bytes: &'a [u8]) -> io::Result<&'a [u8]> {
         let start = self.protocol.header_bytes();
         let input = &mut self.input;
-        let rest = input.gather(bytes, start);
+        let mut rest = input.gather(bytes, start);
         if input.header_bytes < start {
             return Ok(rest);
         }
         let length = self.protocol.whole_header_bytes(&input.header[..start])?;
-        let rest = input.gather(rest, length);
-        if input.header_bytes < length {
-            return Ok(rest);
+        if length > start {
+            rest = input.gather(rest, length);
+            if input.header_bytes < length {
+                return Ok(rest);
+            }
         }
         input.header_bytes = 0;
         match self.protocol.request(&input.header[..length])? {
