@@ -64,7 +64,7 @@ impl FileTail {
         let failed = |error: io::Error, what: &str| {
             Error::io(error, format!("cannot {what} `{}`", path.display()))
         };
-        let handle = open_directory(directory, libc::O_DIRECTORY)
+        let handle = open_flagged(directory, libc::O_DIRECTORY)
             .map_err(|error| failed(error, "open the directory of the tail"))?;
         if !is_tmpfs(&handle) {
             return Err(Error::unsupported(format!(
@@ -222,7 +222,7 @@ fn is_of_this_user(directory: &Path) -> bool {
 #[must_use]
 pub fn is_free(path: &Path) -> bool {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-    open_directory(path, flags).is_ok_and(|file| try_lock(&file).is_ok())
+    open_flagged(path, flags).is_ok_and(|file| try_lock(&file).is_ok())
 }
 
 /// The file of a store's tail in a directory.
@@ -296,7 +296,7 @@ fn is_usable(path: &Path) -> bool {
         // If it cannot be made, or another process was first, the checks below decide.
         let _ = DirBuilder::new().mode(0o700).create(path);
     }
-    let Ok(handle) = open_directory(path, libc::O_DIRECTORY | libc::O_NOFOLLOW) else {
+    let Ok(handle) = open_flagged(path, libc::O_DIRECTORY | libc::O_NOFOLLOW) else {
         return false;
     };
     let ours = handle
@@ -305,7 +305,7 @@ fn is_usable(path: &Path) -> bool {
     ours && is_tmpfs(&handle)
 }
 
-fn open_directory(path: &Path, flags: i32) -> io::Result<File> {
+fn open_flagged(path: &Path, flags: i32) -> io::Result<File> {
     File::options().read(true).custom_flags(flags).open(path)
 }
 

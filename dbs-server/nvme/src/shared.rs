@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 /// Connections at a time at most; more are closed at once.
 const CONNECTIONS_MAX: usize = 1024;
-/// Connections of which hosts may begin with one that they were not connected with before: the rest is for their I/O queues,
-/// without which a host whose connections were lost cannot go on.
+/// Connections from which on no host gets a new admin queue: the rest is for the I/O queues of those that have one, which
+/// cannot go on without them.
 const BEGIN_MAX: usize = CONNECTIONS_MAX - 128;
 /// Connections that may be at their beginning: each has a thread.
 const CONNECTING_MAX: usize = 64;
