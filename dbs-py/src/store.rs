@@ -220,7 +220,7 @@ impl RawStore {
             Value::Object(none) if none.is_empty() => json!({ "method": method }),
             params => json!({ "method": method, "params": params }),
         };
-        let mut request: Request = serde_json::from_value(request)
+        let mut request: Request = Request::from_wire(request)
             .map_err(|error| invalid(format!("the command {method}: {error}")))?;
         same.iter().for_each(|(spec, uuid)| request.mean(spec, uuid));
         if request.writes() {

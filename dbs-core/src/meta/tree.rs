@@ -156,6 +156,13 @@ impl Meta {
         Ok(())
     }
 
+    /// The earliest time at which a snapshot of the head can have been taken: right after what the head builds on. A clock that was
+    /// set back must not make it older, since the newest snapshot is looked for by time.
+    pub fn behind_parent_ns(&self, id: VolumeId) -> u64 {
+        let parent = self.snapshot(self.volume(id).head).parent;
+        if parent.is_none() { 0 } else { self.snapshot(parent).created_ns.saturating_add(1) }
+    }
+
     /// Freezes the head as a snapshot and gives the volume a new, empty one on top. The caller
     /// has made sure that no write is in flight. The snapshot gets an identity of its own: that of its head
     /// is also in each copy of the store, where the next snapshot holds something else.
@@ -479,7 +486,11 @@ pub(crate) fn encode_labels(with: &Labels) -> Result<Vec<u8>> {
     })
 }
 
-pub(super) fn check_size(size: u64) -> Result<()> {
+/// Whether a volume can have this size.
+///
+/// # Errors
+/// `Invalid`.
+pub fn check_size(size: u64) -> Result<()> {
     if size == 0 || !size.is_multiple_of(SECTOR_BYTES) || size > VOLUME_MAX_BYTES {
         return Err(Error::invalid(format!(
             "a volume cannot have {size} bytes: the size must be a multiple of 512 bytes, up to \

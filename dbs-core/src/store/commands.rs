@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::info::{SnapshotInfo, StoreInfo, Usage, VolumeInfo, VolumeIo};
 use crate::meta::Meta;
 use crate::meta::locks::Space;
-use crate::meta::tree::Birth;
+use crate::meta::tree::{Birth, check_size};
 use crate::units::{BLOCK_BYTES, SnapshotId};
 use crate::volume::Volume;
 use std::sync::PoisonError;
@@ -272,6 +272,8 @@ impl Store {
         let id = volume.ids().0;
         let check = |meta: &Meta| {
             expected.check_volume(meta, id)?;
+            // Before anything is hidden up to there.
+            check_size(size)?;
             let volume = meta.volume(id);
             if size < volume.size {
                 let old = volume.size;
@@ -396,7 +398,7 @@ impl Store {
     ) -> Result<SnapshotInfo> {
         self.inner.check_writable()?;
         let id = self.inner.meta().find_volume(volume)?;
-        let births = self.inner.births(options.created_ns);
+        let mut births = self.inner.births(options.created_ns);
         self.inner.step(|meta| {
             still_named(meta, volume, id)?;
             meta.prepare_snapshot(id, name, &options.labels)
@@ -410,6 +412,9 @@ impl Store {
             still_named(meta, volume, id)?;
             if options.rebuilding == Some(true) {
                 meta.check_closed(id)?;
+            }
+            if options.created_ns.is_none() {
+                births[0].now_ns = births[0].now_ns.max(meta.behind_parent_ns(id));
             }
             let (system, labels) = (options.system, &options.labels);
             let created = meta.create_snapshot(id, name, !system, labels, births)?;

@@ -187,3 +187,20 @@ fn a_restored_dump_keeps_limits() {
     Store::plan_restore_on(&*disk, dumped.as_bytes()).unwrap().carry_out(&*disk).unwrap();
     assert_eq!(open(&disk, 3, false).unwrap().volume_info("v").unwrap().limits, limits);
 }
+
+/// Found by review: after a clock was set back, the newest snapshot was not the one that was taken last.
+#[test]
+fn a_snapshot_is_newer_than_what_it_builds_on_whatever_the_clock_says() {
+    let (_, store) = sample();
+    // Far ahead of the tests' clock: as if that had been set back since.
+    let ahead = SnapshotOptions { created_ns: Some(1 << 62), ..SnapshotOptions::default() };
+    store.create_snapshot("v", "m", &ahead).unwrap();
+    for name in ["c", "d"] {
+        store.create_snapshot("v", name, &SnapshotOptions::default()).unwrap();
+    }
+    let listed: Vec<_> = store.snapshots("v", false).unwrap().into_iter().map(|s| s.name).collect();
+    assert_eq!(listed, ["a", "b", "m", "c", "d"]);
+    // One whose time is known from elsewhere keeps it.
+    let before = SnapshotOptions { created_ns: Some(5), ..SnapshotOptions::default() };
+    assert_eq!(store.create_snapshot("v", "e", &before).unwrap().created_ns, 5);
+}

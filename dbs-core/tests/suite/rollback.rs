@@ -156,3 +156,24 @@ fn what_is_written_while_another_grows_the_volume_stays() {
     store.resize_volume("v", 16384).unwrap();
     assert!(read(&store, "v")[512..4096] == pattern(2, 3584));
 }
+
+/// Found by review: a size that was refused had hidden what is behind the old end before, as far as the refused size: no
+/// store opens that has something behind the end of each possible volume. With larger sizes it was the beginning.
+#[test]
+fn a_size_that_is_refused_changes_nothing() {
+    const LARGEST: u64 = 64 << 40;
+    for size in [LARGEST + 512, 100 << 40, 1 << 52, 5 << 50, 1 << 63, u64::MAX - 511, EXTENT + 1, 0]
+    {
+        // Something is held behind the old end: the last block, and what the snapshot has of the last extent.
+        let (disk, store) = sample(EXTENT + 1536, false);
+        store.clone_volume("v", "cut", "clone").unwrap();
+        let before = read(&store, "clone");
+        let refused = store.resize_volume("clone", size).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Invalid, "{size}: {refused}");
+        assert!(read(&store, "clone") == before, "{size}");
+        drop(store);
+        let store = open(&disk, 3, false).unwrap();
+        assert!(read(&store, "clone") == before, "{size}");
+        assert!(store.check().unwrap().findings.is_empty(), "{size}");
+    }
+}

@@ -171,7 +171,12 @@ class Store(Mapping[str, Volume], Closing):
         return StoreInfo._of(self._call("grow", size=size_of(size)))
 
     def vacuum(self) -> int:
-        """Compacts and shortens a file; returns its size in bytes. Ctrl-C stops it in good order."""
+        """Compacts and shortens a file; returns its size in bytes. Ctrl-C stops it in good order.
+
+        >>> with dbs.Store.init(path, "1GiB") as st:
+        ...     st.vacuum() < 1 << 30
+        True
+        """
         return cast(int, self._call("vacuum")["after"])
 
     def trim(self) -> int:

@@ -4,6 +4,7 @@
 use dbs_core::{Error, Result};
 use dbs_reactor::ublk::{Control, DeviceState, block_path};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
@@ -219,8 +220,10 @@ fn make_link(directory: &Path, path: &Path, device: &Path) -> io::Result<()> {
         Ok(_) | Err(_) => {}
     }
     fs::create_dir_all(directory)?;
-    let mut next = path.as_os_str().to_owned();
-    next.push(".new");
+    // No volume's link begins with a dot.
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    let next = path.with_file_name(name);
     let _left_behind = fs::remove_file(&next);
     symlink(device, &next)?;
     fs::rename(&next, path)
@@ -384,6 +387,26 @@ mod tests {
         assert!(!third.link.as_ref().unwrap().parent().unwrap().exists());
         one.unlink();
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("/dev/null"));
+    }
+
+    /// Found by review: a link was made under a name that another volume may have, `.new` behind it, and renamed.
+    #[test]
+    fn a_link_is_made_without_touching_another_volumes() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["disk.new", ".disk", "disk.tmp", "disk"];
+        let mut records = names
+            .iter()
+            .zip(70_004..)
+            .map(|(name, id)| record(id, "/x/one", name))
+            .collect::<Vec<_>>();
+        for record in &mut records {
+            record.link(dir.path()).unwrap();
+        }
+        for record in &records {
+            let link = record.link.as_ref().unwrap();
+            assert_eq!(fs::read_link(link).unwrap(), block_path(record.id), "{}", link.display());
+        }
+        assert_eq!(fs::read_dir(dir.path().join("one")).unwrap().count(), names.len());
     }
 
     #[test]
