@@ -20,6 +20,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind as ClapKind};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    signals::outlive_file_limit();
     match args::Cli::try_parse() {
         Ok(cli) => {
             let json = cli.globals.json;

@@ -1,8 +1,9 @@
 //! The signals that end a command in good order.
 
 use dbs_core::{Error, Result};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
+use std::sync::Arc;
 
 /// What a user, a service manager and a terminal that was lost send: SIGINT, SIGTERM and SIGHUP. Without SIGHUP where
 /// it is ignored, as below `nohup`.
@@ -10,6 +11,13 @@ pub fn endings() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let hangup = (!is_ignored(&status, SIGHUP)).then_some(SIGHUP);
     [SIGINT, SIGTERM].into_iter().chain(hangup).collect()
+}
+
+/// A write beyond the limit for the size of a file (`ulimit -f`, `LimitFSIZE=`) is an error like that of a full disk. Its signal
+/// would end a server, with all its clients, at each try of one of them.
+pub fn outlive_file_limit() {
+    // Without it the signal ends the process, as it does by default.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
 /// Watches for them.

@@ -245,3 +245,22 @@ fn a_snapshot_that_is_another_one_at_the_end_is_not_exported() {
     assert_eq!(code, Some(10), "{errors}");
     assert!(errors.contains("was deleted or renamed while it was read"), "{errors}");
 }
+
+/// Found by review: a limit for the size of files killed the process in place of being its error; a server as well.
+#[test]
+fn a_limit_for_files_is_an_error() {
+    let place = Place::new();
+    source(&place);
+    let mut command = Command::new("bash");
+    let dbs = place.bare();
+    command.args(["-c", "ulimit -f 2048; exec \"$0\" volume export v -"]).arg(dbs.get_program());
+    command
+        .current_dir(place.path(""))
+        .env("DBS_STORE", place.store())
+        .env("DBS_RUNTIME_DIR", place.path("run"));
+    command.stdout(std::fs::File::create(place.path("cut")).unwrap());
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("File too large"), "{errors}");
+}
