@@ -31,3 +31,4 @@ mod readme;
 mod space;
 mod top;
 mod upgrade;
+mod web;
