@@ -17,6 +17,7 @@ mod attach;
 mod backing;
 mod backup;
 mod bench;
+mod browser;
 mod clients;
 mod doctor;
 mod documents;
