@@ -125,7 +125,7 @@ function showActivity(update) {
     return [job.what, job.volume ?? "", bar, text, left];
   });
   find("jobs").replaceChildren(jobs.length === 0 ? el("p", { class: "empty" }, "Nothing runs.")
-    : table("Jobs", [["Job", "name"], ["Volume", "name"], ["Done", "bar"], ["Progress", "num"], ["Time left", "num"]], jobs));
+    : table("Jobs", [["Job", "name"], ["Volume", "name"], ["Done", "meter"], ["Progress", "num"], ["Time left", "num"]], jobs));
   const seen = new Map();
   const rows = update.clients.slice(0, 200).map((client) => {
     const key = `${client.who} ${client.since_ns} ${client.volume}`;

@@ -8,11 +8,17 @@ import { Graph } from "./graph.js";
 /** Rows of a tree that are shown at first. */
 const ROWS = 500;
 
-/** The snapshots of a volume and what is based on them, newest first: `{ level, kind, name, snapshot }`. */
+/**
+ * The snapshots of a volume and what is based on them, newest first: `{ level, kind, name, snapshot }`. What branches off a
+ * snapshot follows it, one level further in.
+ */
 export function tree(volume, snapshots) {
   const own = new Map(snapshots.map((snapshot) => [`${volume.name}@${snapshot.name}`, snapshot]));
   const based = new Map();
-  const add = (parent, node) => based.set(parent, [...(based.get(parent) ?? []), node]);
+  const add = (parent, node) => {
+    if (based.has(parent)) based.get(parent).push(node);
+    else based.set(parent, [node]);
+  };
   const root = (parent) => (own.has(parent) ? parent : null);
   for (const [name, snapshot] of own) {
     add(root(snapshot.parent), { kind: "snapshot", name, snapshot });
@@ -21,22 +27,32 @@ export function tree(volume, snapshots) {
     }
   }
   add(root(volume.parent), { kind: "head", name: volume.name });
-  // On the way from the head down: these keep their level, what branches off is one further in.
-  const line = new Set([volume.name]);
-  for (let at = root(volume.parent); at !== null; at = root(own.get(at).parent)) line.add(at);
+  // From the head down: the line that everything else branches off.
+  const main = new Set([volume.name]);
+  for (let at = root(volume.parent); at !== null; at = root(own.get(at).parent)) main.add(at);
+  const next = (children) => children.find((node) => main.has(node.name)) ?? children.find((node) => node.kind === "snapshot");
   const rows = [];
-  const stack = [{ from: null, level: 0, done: false }];
-  while (stack.length > 0) {
-    const { node, from, level, done } = stack.pop();
-    if (done) {
+  // What comes first is at the end.
+  const left = [];
+  const begin = (nodes, level) => {
+    const last = next(nodes);
+    const rest = nodes.filter((node) => node !== last);
+    for (const node of last ? [...rest, last] : rest) left.push({ node, level, line: true });
+  };
+  begin(based.get(null) ?? [], 0);
+  while (left.length > 0) {
+    const { node, level, line } = left.pop();
+    if (!line) {
       rows.push({ ...node, level });
       continue;
     }
-    if (node) stack.push({ node, level, done: true });
-    const children = based.get(from) ?? [];
-    const straight = children.find((child) => line.has(child.name)) ?? children.find((child) => child.kind === "snapshot");
-    for (const child of children) if (child !== straight) stack.push({ node: child, from: child.name, level: level + 1 });
-    if (straight) stack.push({ node: straight, from: straight.name, level });
+    for (let at = node; at; ) {
+      const children = at.kind === "snapshot" ? based.get(at.name) ?? [] : [];
+      const straight = next(children);
+      begin(children.filter((child) => child !== straight), level + 1);
+      left.push({ node: at, level });
+      at = straight;
+    }
   }
   return rows;
 }

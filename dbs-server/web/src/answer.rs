@@ -45,14 +45,32 @@ pub(crate) struct Page {
     pub(crate) one_at_a_time: Semaphore,
 }
 
-/// An answer, and what is said in place of one.
+/// An answer.
 type Answer = Response<Full<Bytes>>;
-type Answered = Result<Answer, Answer>;
+type Answered = Result<Answer, Refusal>;
+
+/// What is said in place of one.
+struct Refusal {
+    status: StatusCode,
+    failure: Failure,
+}
+
+impl From<Refusal> for Answer {
+    fn from(Refusal { status, failure }: Refusal) -> Self {
+        let text = json!({ "error": failure }).to_string();
+        let mut answer = respond(status, "application/json", text);
+        if status == StatusCode::UNAUTHORIZED {
+            let bearer = HeaderValue::from_static("Bearer");
+            answer.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
+        }
+        answer
+    }
+}
 
 impl Page {
     pub(crate) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Answer {
         let head = request.method() == Method::HEAD;
-        let mut answer = self.answered(request).await.unwrap_or_else(|refusal| refusal);
+        let mut answer = self.answered(request).await.unwrap_or_else(Answer::from);
         if head {
             *answer.body_mut() = Full::default();
         }
@@ -112,7 +130,7 @@ impl Page {
     }
 
     /// The host that the request is for, which must be a name of this page.
-    fn host(&self, headers: &HeaderMap) -> Result<String, Answer> {
+    fn host(&self, headers: &HeaderMap) -> Result<String, Refusal> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = hosts.next().and_then(|host| host.to_str().ok());
         let known = host.filter(|host| self.names.have(host) && hosts.next().is_none());
@@ -122,7 +140,7 @@ impl Page {
 
     /// Lets in who has the token. A request that changes something must not come from another site either, though
     /// one that has the token cannot.
-    fn let_in(&self, headers: &HeaderMap, host: &str, is_read: bool) -> Result<(), Answer> {
+    fn let_in(&self, headers: &HeaderMap, host: &str, is_read: bool) -> Result<(), Refusal> {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let origin = headers.get(header::ORIGIN).map(|origin| origin.as_bytes());
         let ours = format!("{}://{host}", self.scheme);
@@ -133,10 +151,7 @@ impl Page {
         }
         let token = text("authorization").and_then(|value| value.strip_prefix("Bearer "));
         if !token.is_some_and(|token| self.token.is(token.trim())) {
-            let mut answer = refusal(StatusCode::UNAUTHORIZED, "the token is missing or wrong");
-            let bearer = HeaderValue::from_static("Bearer");
-            answer.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
-            return Err(answer);
+            return Err(refusal(StatusCode::UNAUTHORIZED, "the token is missing or wrong"));
         }
         let kind = text("content-type").unwrap_or_default();
         if !is_read && kind.split(';').next() != Some("application/json") {
@@ -192,7 +207,9 @@ impl Page {
     ) -> Answered {
         match spawn_blocking(move || ask(&self)).await {
             Ok(Ok(text)) => Ok(respond(StatusCode::OK, "application/json", text)),
-            Ok(Err(error)) => Err(failure(status(error.kind()), &Failure::from(&error))),
+            Ok(Err(error)) => {
+                Err(Refusal { status: status(error.kind()), failure: Failure::from(&error) })
+            }
             Err(_) => Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, "the question has panicked")),
         }
     }
@@ -219,12 +236,8 @@ fn status(kind: ErrorKind) -> StatusCode {
     }
 }
 
-fn refusal(status: StatusCode, text: &str) -> Answer {
-    failure(status, &Failure { kind: REFUSED.to_owned(), message: text.to_owned() })
-}
-
-fn failure(status: StatusCode, failure: &Failure) -> Answer {
-    respond(status, "application/json", json!({ "error": failure }).to_string())
+fn refusal(status: StatusCode, text: &str) -> Refusal {
+    Refusal { status, failure: Failure { kind: REFUSED.to_owned(), message: text.to_owned() } }
 }
 
 fn respond(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
