@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -112,7 +112,8 @@ fn the_page_is_shown_to_all_and_the_store_to_who_has_the_token() {
     for path in ["/", "/main.js", "/style.css", "/icon.svg"] {
         let file = page.request(&format!("GET {path}"), &[], "").is(200);
         for line in [
-            "content-security-policy: default-src 'self';",
+            "content-security-policy: default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+             object-src 'none'; require-trusted-types-for 'script'; trusted-types 'none'\r\n",
             "x-content-type-options: nosniff",
             "x-frame-options: DENY",
             "referrer-policy: no-referrer",
@@ -208,7 +209,9 @@ fn a_page_is_told_what_has_changed() {
     place.json("volume create new 1MiB");
     place.json("volume delete c --yes");
     let cursor = first["cursor"].as_str().unwrap();
+    let end = Instant::now() + PATIENCE;
     let next = loop {
+        assert!(Instant::now() < end, "it was never told");
         let next = page.get(&format!("/api/live?since={cursor}")).is(200).json();
         assert_eq!(next["all"], false);
         // It asks the server once a second, and a hundredth of the time at most.
@@ -391,7 +394,9 @@ fn hostile_requests_get_an_end_and_disturb_nobody() {
     let _closed_already = last.write_all(again.as_bytes());
     assert_eq!(last.read(&mut [0]).unwrap_or(0), 0, "it was let in");
     drop(crowd);
+    let end = Instant::now() + PATIENCE;
     while page.get("/api/live").status != 200 {
+        assert!(Instant::now() < end, "there is no room again");
         std::thread::sleep(Duration::from_millis(20));
     }
     // It ends all the same.

@@ -294,6 +294,7 @@ def test_changing(browser: Browser, url: str) -> None:
 
 
 def pictures(browser: Browser, url: str, directory: Path) -> None:
+    browser.size(1440, 720)
     for scheme, view in [("light", "volumes"), ("dark", "space"), ("light", "activity")]:
         browser.open(url)
         browser.run("localStorage.clear()")
