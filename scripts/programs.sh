@@ -7,7 +7,8 @@ set -euo pipefail
 programs="fio:fio nbdkit:nbdkit nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdsh:python3-libnbd
     qemu-img:qemu-utils qemu-nbd:qemu-utils mke2fs:e2fsprogs mkfs.xfs:xfsprogs losetup:mount
     mkfs.vfat:dosfstools mkfs.btrfs:btrfs-progs jq:jq dmsetup:dmsetup valgrind:valgrind
-    xz:xz-utils fusermount3:fuse3 nbdfuse:libnbd-bin setpriv:util-linux"
+    xz:xz-utils fusermount3:fuse3 nbdfuse:libnbd-bin setpriv:util-linux
+    chromium-headless-shell:chromium-headless-shell"
 
 missing=() packages=()
 for pair in $programs; do

@@ -2,6 +2,10 @@
 //! socket carry: a field is added, never renamed or removed. All sizes are bytes, all times
 //! nanoseconds since the Unix epoch (UTC).
 
+mod space;
+
+pub use space::{ExtentCounts, SpaceMap, SpaceOwner, SpaceOwners, SpaceRun};
+
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,5 +1,7 @@
 //! `dbs serve`.
 
+mod web;
+
 use super::mount::{MountOption, end_served, mount_served};
 use crate::context::Context;
 use crate::exit;
@@ -28,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+use web::Shown;
 
 /// Serve the store's volumes over NBD, to virtual machines and over NVMe/TCP, until SIGINT, SIGTERM or SIGHUP.
 ///
@@ -113,6 +116,8 @@ pub struct Serve {
     /// Serve metrics of the store and its volumes over HTTP, for Prometheus
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics: Option<ListenAddress>,
+    #[command(flatten)]
+    web: web::Web,
     /// Become this user once everything is open, and give up the rights of root. `dbs attach` does not
     /// work then
     #[arg(long, value_name = "NAME[:GROUP]", conflicts_with = "mount")]
@@ -159,6 +164,7 @@ impl Serve {
         let inherited = inherited_sockets();
         let inherited = inherited.map_err(|e| Error::io(e, "listening for NBD clients"))?;
         let tls = self.tls()?;
+        let web_tls = tls.clone();
         let options = ServeOptions {
             store: context.store()?.to_owned(),
             open: OpenOptions {
@@ -189,13 +195,16 @@ impl Serve {
         let mut signals = signals::watch()?;
         let listener = self.metrics.as_ref().map(ListenAddress::bind).transpose();
         let listener = listener.map_err(|e| Error::io(e, "serving metrics"))?;
+        let web = self.web.ready(context, web_tls)?;
         let serving = Serving::start(&options)?;
         let (serving, metrics) = serve_metrics(serving, listener)?;
         let (serving, mount) =
             mount_beside(context, serving, self.mount.as_deref(), &self.mount_options)?;
         let serving = become_user(serving, self.user.as_ref())?;
+        // Nothing of it runs as root, and nothing that fails has to end it.
+        let (serving, web) = web::serve(serving, web)?;
         let mounted = mount.as_ref().map(|mount| mount.point().display().to_string());
-        announce(context, &serving, metrics.as_ref(), mounted.as_deref())?;
+        announce(context, &serving, metrics.as_ref(), web.as_ref(), mounted.as_deref())?;
         let begun = begin(&serving);
         if begun.is_ok() {
             let why = match self.while_attached {
@@ -209,7 +218,7 @@ impl Serve {
         if let Some(Err(error)) = mount.map(end_served) {
             log::warn("unmount", &[("error", &error)]);
         }
-        drop(metrics);
+        drop((metrics, web));
         serving.stop().map_err(|e| e.context("closing the store"))?;
         log::info("stopped", &[]);
         begun
@@ -317,6 +326,7 @@ fn announce(
     context: &Context,
     serving: &Serving,
     metrics: Option<&MetricsServer>,
+    web: Option<&Shown>,
     mount: Option<&str>,
 ) -> Result<()> {
     let control: Vec<_> = serving.control().map(|path| path.display().to_string()).collect();
@@ -346,6 +356,8 @@ fn announce(
             ("nvme", &nvme.join(",")),
             ("control", &control.join(",")),
             ("metrics", &metrics.as_deref().unwrap_or_default()),
+            // Without the token, which logs are no place for.
+            ("web", &web.map_or("", |web| web.server.url())),
             ("mount", &mount.unwrap_or_default()),
             ("pid", &std::process::id()),
         ],
@@ -354,7 +366,7 @@ fn announce(
     let told = if context.json {
         print_json(&json!({
             "control": control, "nbd": nbd, "vhost_user": vhost_user, "nvme": nvme, "metrics": metrics,
-            "mount": mount,
+            "web": web.map(|web| &web.url), "mount": mount,
         }))
     } else if context.quiet {
         Ok(())
@@ -364,9 +376,10 @@ fn announce(
         let vhost_user = vhost_user.map(|directory| format!("vhost-user {directory}\n"));
         let nvme = nvme.iter().map(|address| format!("nvme {address}\n"));
         let metrics = metrics.map(|address| format!("metrics {address}\n"));
+        let web = web.map(|web| format!("web {}\n", web.url));
         let mount = mount.map(|point| format!("mount {point}\n"));
         let lines = lines.chain(nbd).chain(vhost_user).chain(nvme);
-        print(&lines.chain(metrics).chain(mount).collect::<String>())
+        print(&lines.chain(metrics).chain(web).chain(mount).collect::<String>())
     };
     if let Err(error) = told {
         log::warn("announce", &[("error", &error)]);

@@ -81,6 +81,11 @@ impl FreeSet {
         Some(index as u32 * 64 + word.trailing_zeros())
     }
 
+    /// Whether an id is in it.
+    pub fn contains(&self, id: u32) -> bool {
+        self.words.get((id / 64) as usize).is_some_and(|word| word >> (id % 64) & 1 == 1)
+    }
+
     /// Number of free ids.
     pub fn count(&self) -> u32 {
         self.count
@@ -184,6 +189,11 @@ impl Allocator {
     pub fn punched(&mut self, ids: &[u32]) {
         ids.iter().for_each(|id| self.free.insert(*id));
         self.punching -= ids.len() as u32;
+    }
+
+    /// Whether an id is free, and waits for nothing.
+    pub fn is_free(&self, id: u32) -> bool {
+        self.free.contains(id)
     }
 
     /// Ids that can be handed out now.

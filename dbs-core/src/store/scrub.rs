@@ -62,6 +62,7 @@ impl Store {
         }
         if *next == 0 {
             *lock(&inner.passed) = Passed::default();
+            inner.damage.clear();
         }
         let mut report = ScrubReport::default();
         {
@@ -257,7 +258,11 @@ impl Inner {
 
     /// Adds a damaged block to a report, unless it is there: what was moved may be found in both places.
     fn note_damage(&self, address: u64, length: u64, report: &mut ScrubReport) {
-        let place = self.meta().place_of(address);
+        let place = {
+            let meta = self.meta();
+            self.damage.note(&meta, address);
+            meta.place_of(address)
+        };
         let known = |range: &DamagedRange| {
             let at = place.offset.checked_sub(range.place.offset);
             let same = DataPlace { offset: place.offset, ..range.place.clone() } == place;

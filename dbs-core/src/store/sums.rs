@@ -169,6 +169,9 @@ impl Inner {
             sums.unclaim(address, 1);
             sums.counters.mismatches += u64::from(damaged);
         }
+        if damaged {
+            self.damage.note(&self.shared(), address);
+        }
         self.wake();
         read?;
         if damaged {

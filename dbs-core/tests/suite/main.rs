@@ -15,6 +15,7 @@ mod checksum_faults;
 mod checksums;
 mod durability;
 mod examples;
+mod extents;
 mod full;
 mod golden;
 mod held;

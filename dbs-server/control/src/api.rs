@@ -24,6 +24,11 @@ pub const OWN_LABELS: &str = "dbs.";
 /// Most ranges one answer to [`Request::VolumeMap`] or [`Request::VolumeDiff`] holds.
 pub const RANGES_MAX: usize = 4096;
 
+/// Most cells of the answer to [`Request::SpaceMap`].
+pub const CELLS_MAX: u32 = 4096;
+/// As many as it has unless it is told.
+pub const CELLS: u32 = 1024;
+
 /// One command. Names of methods and parameters are stable: they are the control protocol.
 ///
 /// `volume` is a volume's name, `snapshot` a snapshot's name in it; sizes and offsets are bytes. A request with `uuid` is
@@ -74,6 +79,22 @@ pub enum Request {
         /// Most steps to do.
         steps: u64,
     },
+
+    /// What a part of the data region holds: `SpaceMap`.
+    #[serde(rename = "space.map")]
+    SpaceMap {
+        #[serde(default)]
+        offset: u64,
+        /// Length, to the end if absent.
+        #[serde(default)]
+        length: Option<u64>,
+        /// Most cells of the map, at most [`CELLS_MAX`], [`CELLS`] if absent.
+        #[serde(default)]
+        cells: Option<u32>,
+    },
+    /// Who holds a part of the data region: `SpaceOwners`.
+    #[serde(rename = "space.owners")]
+    SpaceOwners { offset: u64, length: u64 },
 
     /// All volumes: array of `VolumeInfo`.
     #[serde(rename = "volume.list")]
@@ -387,6 +408,8 @@ impl Request {
             Self::Info
                 | Self::Check
                 | Self::Dump
+                | Self::SpaceMap { .. }
+                | Self::SpaceOwners { .. }
                 | Self::VolumeList { .. }
                 | Self::VolumeShow { .. }
                 | Self::VolumeChildren { .. }

@@ -1,6 +1,7 @@
 //! Serving a store: its control socket, its NBD listeners and its housekeeping, from start to a
 //! clean end.
 
+use crate::asked::{Asked, Findings, Kept};
 use crate::clients::{self, Doors};
 use crate::jobs::Jobs;
 use crate::machines;
@@ -178,6 +179,7 @@ impl Serving {
             extension: extension.clone(),
             started: Started::now(),
             jobs: Jobs::default(),
+            found: Kept::default(),
         });
         let interval = (!options.open.read_only).then_some(options.commit_interval);
         let housekeeping = Housekeeping::start(store.clone(), interval)?;
@@ -232,6 +234,12 @@ impl Serving {
     /// The command's.
     pub fn execute(&self, request: &Request) -> Result<Value> {
         self.service.execute(request, &mut |_| true)
+    }
+
+    /// What answers questions about it. It must be dropped before the server is stopped.
+    #[must_use]
+    pub fn asked(&self) -> Arc<dyn Asked> {
+        Arc::clone(&self.service) as Arc<dyn Asked>
     }
 
     /// The block devices of its volumes.
@@ -370,6 +378,8 @@ struct StoreService {
     /// Since when its counts count.
     started: Started,
     jobs: Jobs,
+    /// By the last check and scrub.
+    found: Kept,
 }
 
 impl StoreService {
@@ -392,11 +402,7 @@ impl StoreService {
             }
             Request::DeviceDetach { target } => encode(&self.devices.detach(target)?),
             Request::DeviceList => encode(&self.devices.list()),
-            Request::Top => {
-                let clients = clients::loads(&self.store, self.doors());
-                let devices = self.devices.list();
-                encode(&Top::now(&self.store, self.started, clients, devices, self.jobs.list()))
-            }
+            Request::Top => encode(&self.top()),
             Request::ClientList { interval_ms } => {
                 let interval = interval_ms.map(Duration::from_millis);
                 encode(&clients::list(&self.store, self.doors(), interval, progress)?)
@@ -415,6 +421,7 @@ impl StoreService {
                     self.nvme.iter().for_each(|nvme| nvme.follow());
                 }
                 let mut value = executed?;
+                self.found.note(request, &value);
                 self.devices.follow(request, settled);
                 if let Request::VolumeResize { volume, .. } = request
                     && let Some(size) = self.devices.size(volume)
@@ -425,6 +432,25 @@ impl StoreService {
                 Ok(value)
             }
         }
+    }
+}
+
+impl Asked for StoreService {
+    fn store(&self) -> &Store {
+        &self.store
+    }
+
+    fn top(&self) -> Top {
+        let clients = clients::loads(&self.store, self.doors());
+        Top::now(&self.store, self.started, clients, self.devices.list(), self.jobs.list())
+    }
+
+    fn findings(&self) -> Findings {
+        self.found.list()
+    }
+
+    fn command(&self, request: &Request) -> Result<Value> {
+        self.execute(request, &mut |_| true)
     }
 }
 

@@ -258,6 +258,12 @@ impl Sums {
         }
     }
 
+    /// Whether the device says nothing of a page that is in use: its group is open, or was never written.
+    pub fn is_open(&self, page: u32) -> bool {
+        let group = self.groups.get(&group_of(page));
+        group.is_some_and(|group| group.state != State::Closed)
+    }
+
     /// Groups that are open on the device.
     pub fn open_groups(&self) -> usize {
         self.open

@@ -1,7 +1,8 @@
 //! Runs a request on an open store.
 
 use super::{
-    Deleted, MARKER, OWN_LABELS, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed,
+    CELLS, CELLS_MAX, Deleted, MARKER, OWN_LABELS, Progress, RANGES_MAX, Ranges, Request, Trimmed,
+    Vacuumed,
 };
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo, VolumeLimits};
 use dbs_core::store::{Expected, SnapshotOptions, parse_uuid};
@@ -59,6 +60,11 @@ pub fn execute(
         R::Work { steps } => json(&store.work(*steps)?),
         R::VolumeTrim => trim(store, progress),
         R::VolumeRelease { volume, dry_run } => release(store, volume, *dry_run, progress),
+        R::SpaceMap { offset, length, cells } => {
+            let cells = cells.unwrap_or(CELLS).min(CELLS_MAX);
+            json(&store.space_map(*offset, *length, cells)?)
+        }
+        R::SpaceOwners { offset, length } => json(&store.space_owners(*offset, *length)?),
         R::VolumeList { usage } => list(&store.volumes(*usage), *usage),
         R::VolumeShow { volume, usage: true } => json(&store.volume_info(volume)?),
         R::VolumeShow { volume, usage: false } => without_usage(&find_volume(store, volume)?),

@@ -48,6 +48,8 @@ pub fn changed(request: &Request) -> Option<&str> {
         | R::Dump
         | R::Flush
         | R::Work { .. }
+        | R::SpaceMap { .. }
+        | R::SpaceOwners { .. }
         | R::VolumeList { .. }
         | R::VolumeShow { .. }
         | R::VolumeCreate { .. }
