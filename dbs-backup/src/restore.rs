@@ -3,7 +3,7 @@
 use crate::blocks::{Target, is_zero};
 use crate::codec::{self, Method};
 use crate::config::{BackupConfig, Block, VolumeConfig};
-use crate::lock::{Kind, Lock};
+use crate::lock::Lock;
 use crate::names::{self, BlockName};
 use crate::pool::{self, Rate, Work};
 use crate::store::BackupStore;
@@ -45,7 +45,7 @@ pub struct Restoration<'a> {
     backup: BackupConfig,
     block_size: u64,
     method: Method,
-    _lock: Lock,
+    _lock: Option<Lock>,
 }
 
 enum Job {
@@ -61,8 +61,8 @@ impl BackupStore {
     pub fn restore(&self, volume: &str, backup: &str) -> Result<Restoration<'_>> {
         self.begin();
         names::check("volume", volume)?;
-        let lock = self.lock(volume, Kind::Work)?;
-        let config = self.volume_to_restore(volume)?;
+        let lock = self.lock_work(volume)?;
+        let config = self.volume_to_restore(volume, Some(backup))?;
         let backup = self.complete_backup(volume, backup)?;
         let (block_size, method) = (backup.block_size()?, backup.method()?);
         Ok(Restoration { store: self, volume: config, backup, block_size, method, _lock: lock })
@@ -216,7 +216,7 @@ impl Restoration<'_> {
         let mut content = vec![0; self.block_size as usize];
         let length = self.block_size.min(target.size() - block.offset);
         target.read_at(block.offset, &mut content[..length as usize])?;
-        Ok(BlockName::of(&content) == block.name)
+        Ok(self.store.name_of(&content) == block.name)
     }
 }
 
@@ -230,8 +230,15 @@ impl Job {
 }
 
 impl BackupStore {
-    /// The facts of a volume, without which none of its backups can be restored.
-    pub(crate) fn volume_to_restore(&self, volume: &str) -> Result<VolumeConfig> {
+    /// The facts of a volume, without which none of its backups can be restored. In a repository each backup has its own.
+    pub(crate) fn volume_to_restore(
+        &self,
+        volume: &str,
+        backup: Option<&str>,
+    ) -> Result<VolumeConfig> {
+        if let (Some(repository), Some(backup)) = (&self.repository, backup) {
+            return repository.volume_of(volume, backup);
+        }
         let config = self.volume(volume).map_err(|error| match error.kind() {
             ErrorKind::NotFound => {
                 error.context(format!("Source volume doesn't exist in backupstore: {volume}"))
@@ -253,6 +260,9 @@ impl BackupStore {
         size: u64,
         rate: &Rate<'_>,
     ) -> Result<(Vec<u8>, u64)> {
+        if let Some(repository) = &self.repository {
+            return repository.fetch(name, rate);
+        }
         let path = names::block(volume, name);
         // Compressed blocks that are longer than blocks are so by their headers.
         let limit = size + size / 16 + 4096;

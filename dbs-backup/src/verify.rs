@@ -46,7 +46,7 @@ impl BackupStore {
     ) -> Result<Verified> {
         self.begin();
         let config = self.complete_backup(volume, backup)?;
-        self.volume_to_restore(volume)?;
+        self.volume_to_restore(volume, Some(backup))?;
         let (size, method) = (config.block_size()?, config.method()?);
         let mut different: Vec<(BlockName, u64)> =
             config.blocks.iter().map(|block| (block.name, block.offset)).collect();
@@ -83,7 +83,7 @@ impl BackupStore {
             found.read = total;
         } else {
             let present = self.blocks(volume, work)?;
-            let missing = different.iter().filter(|(name, _)| !present.contains(name));
+            let missing = different.iter().filter(|(name, _)| !present.contains(*name));
             found.bad.extend(missing.map(|(name, offset)| bad(*name, *offset, "it is not there")));
         }
         found.bad.sort_unstable_by_key(|block| block.offset);
