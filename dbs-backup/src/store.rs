@@ -93,6 +93,21 @@ impl BackupStore {
         self.repository.as_ref().map(|repository| repository.collect(work)).transpose()
     }
 
+    /// Has the next backups write anew what verifications by this object have found damaged, as far as the volumes still have
+    /// it. Returns how many packs that concerns.
+    ///
+    /// # Errors
+    /// `Invalid` in Longhorn's layout, where a full backup does that; those of the store.
+    pub fn mend(&self) -> Result<u64> {
+        self.begin();
+        match &self.repository {
+            Some(repository) => repository.condemn_damaged(),
+            None => Err(Error::invalid(
+                "in Longhorn's layout, `dbs backup create --full` mends damaged blocks",
+            )),
+        }
+    }
+
     /// Opens the store in Longhorn's layout that a URL names. Credentials, endpoints and certificates come from `variable`,
     /// which gives the value of an environment variable.
     ///

@@ -31,6 +31,13 @@ const AT_ONCE: usize = 8;
 const KEYS_MAX: usize = 16;
 /// Bytes that one request reads at most, of blobs that are beside each other.
 const SPAN_MAX: u64 = 16 << 20;
+/// Bytes between two blobs that are read for nothing, rather than with one more request.
+const GAP_MAX: u64 = 128 << 10;
+/// Bytes of chunks that a restore reads at once.
+const RUN: u64 = 8 << 20;
+
+/// A blob, and where it is.
+type Blob = (Location, BlockName);
 
 /// 16 random bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -166,6 +173,11 @@ impl Repository {
         self.chunk_size
     }
 
+    /// Chunks that a restore reads at once.
+    pub fn run(&self) -> usize {
+        (RUN / self.chunk_size).max(1) as usize
+    }
+
     /// Bytes of the largest volume: so many lists a manifest has.
     pub fn largest_volume(&self) -> u64 {
         format::LISTS_MAX * format::LIST as u64 * self.chunk_size
@@ -210,6 +222,7 @@ impl Repository {
         for location in locations.iter().flat_map(|location| [location; 2]) {
             match self.blob_at(kind, name, location, rate, &mut downloaded) {
                 Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => {
+                    self.state().damaged.insert(location.pack);
                     problem.get_or_insert(error);
                 }
                 read => return read.map(|content| (content, downloaded)),
@@ -266,70 +279,107 @@ impl Repository {
         Ok(content)
     }
 
-    /// Lists, in this order. Those beside each other in a pack come with one request.
-    fn lists(&self, names: &[BlockName]) -> Result<HashMap<BlockName, Vec<u8>>> {
-        let mut wanted: Vec<(Location, BlockName)> = Vec::new();
-        let mut found = HashMap::new();
-        self.load_for(BlobKind::List, names)?;
-        {
-            let state = self.state();
-            let first = |name: &BlockName| state.locations(BlobKind::List, *name).into_iter().next();
-            let mut seen = HashSet::new();
-            let new = names.iter().filter(|name| seen.insert(**name));
-            wanted.extend(new.filter_map(|name| Some((first(name)?, *name))));
+    /// Chunks by their names, and the bytes that were read: those beside each other in a pack come with one request.
+    ///
+    /// # Errors
+    /// As [`Repository::fetch`].
+    pub fn fetch_some(
+        &self,
+        names: &[BlockName],
+        rate: &Rate<'_>,
+    ) -> Result<(HashMap<BlockName, Vec<u8>>, u64)> {
+        let (mut found, mut downloaded) = (HashMap::new(), 0);
+        for span in self.spans(BlobKind::Chunk, names)? {
+            let (chunks, bytes) = self.span(BlobKind::Chunk, &span, rate);
+            found.extend(chunks);
+            downloaded += bytes;
         }
-        wanted.sort_by_key(|(location, _)| (location.pack, location.offset));
-        let spans: Vec<Vec<(Location, BlockName)>> = spans(wanted);
-        let read = |span: Vec<(Location, BlockName)>| Ok(self.span(&span));
+        downloaded += self.fill(BlobKind::Chunk, names, &mut found, rate)?;
+        Ok((found, downloaded))
+    }
+
+    /// Lists by their names, in the same way.
+    fn lists(&self, names: &[BlockName]) -> Result<HashMap<BlockName, Vec<u8>>> {
+        let (mut found, rate) = (HashMap::new(), Rate::new(None, &self.stop));
+        let spans = self.spans(BlobKind::List, names)?;
+        let read = |span: Vec<_>| Ok(self.span(BlobKind::List, &span, &rate).0);
         pool::each(AT_ONCE, &self.stop, spans.into_iter(), read, |lists| {
             found.extend(lists.into_iter().flatten());
             Ok(())
         })?;
-        // What is not there, or not as it should be, is looked for once more, and everywhere.
-        let rate = Rate::new(None, &self.stop);
-        for name in names {
-            if !found.contains_key(name) {
-                found.insert(*name, self.blob(BlobKind::List, *name, &rate)?.0);
-            }
-        }
+        self.fill(BlobKind::List, names, &mut found, &rate)?;
         Ok(found)
     }
 
-    /// The lists of a span that are what they should be.
-    fn span(&self, span: &[(Location, BlockName)]) -> Vec<(BlockName, Vec<u8>)> {
+    /// Adds what is missing of blobs: what is not there, or not as it should be, is looked for once more, and everywhere.
+    fn fill(
+        &self,
+        kind: BlobKind,
+        names: &[BlockName],
+        found: &mut HashMap<BlockName, Vec<u8>>,
+        rate: &Rate<'_>,
+    ) -> Result<u64> {
+        let mut downloaded = 0;
+        for name in names {
+            if !found.contains_key(name) {
+                let (content, bytes) = self.blob(kind, *name, rate)?;
+                found.insert(*name, content);
+                downloaded += bytes;
+            }
+        }
+        Ok(downloaded)
+    }
+
+    /// What one request each reads of these blobs.
+    fn spans(&self, kind: BlobKind, names: &[BlockName]) -> Result<Vec<Vec<Blob>>> {
+        self.load_for(kind, names)?;
+        let mut seen = HashSet::new();
+        let mut wanted: Vec<Blob> = {
+            let state = self.state();
+            let first = |name| Some((state.locations(kind, name).into_iter().next()?, name));
+            names.iter().filter(|name| seen.insert(**name)).filter_map(|name| first(*name)).collect()
+        };
+        wanted.sort_by_key(|(location, _)| (location.pack, location.offset));
+        let mut spans: Vec<Vec<Blob>> = Vec::new();
+        for blob in wanted {
+            let is_beside = |span: &Vec<Blob>| {
+                let (Some((first, _)), Some((last, _))) = (span.first(), span.last()) else {
+                    return false;
+                };
+                first.pack == blob.0.pack
+                    && u64::from(blob.0.offset) <= last.end() + GAP_MAX
+                    && blob.0.end() - u64::from(first.offset) <= SPAN_MAX
+            };
+            match spans.last_mut() {
+                Some(span) if is_beside(span) => span.push(blob),
+                _ => spans.push(vec![blob]),
+            }
+        }
+        Ok(spans)
+    }
+
+    /// The blobs of a span that are what they should be, and the bytes that were read.
+    fn span(
+        &self,
+        kind: BlobKind,
+        span: &[Blob],
+        rate: &Rate<'_>,
+    ) -> (Vec<(BlockName, Vec<u8>)>, u64) {
         let (Some((first, _)), Some((last, _))) = (span.first(), span.last()) else {
-            return Vec::new();
+            return (Vec::new(), 0);
         };
         let start = u64::from(first.offset);
-        let end = u64::from(last.offset) + u64::from(last.length);
-        let bytes = self.objects.get_range(&format::pack_path(first.pack), start, end - start);
+        let bytes = self.objects.get_range(&format::pack_path(first.pack), start, last.end() - start);
         let bytes = bytes.unwrap_or_default();
-        let open = |(location, name): &(Location, BlockName)| {
+        rate.wait(bytes.len() as u64);
+        let open = |(location, name): &Blob| {
             let at = (u64::from(location.offset) - start) as usize;
             let piece = bytes.get(at..at + location.length as usize)?.to_vec();
-            let content = self.open_blob(BlobKind::List, *name, location, piece).ok()?;
+            let content = self.open_blob(kind, *name, location, piece).ok()?;
             Some((*name, content))
         };
-        span.iter().filter_map(open).collect()
+        (span.iter().filter_map(open).collect(), bytes.len() as u64)
     }
-}
-
-/// What one request each reads.
-fn spans(sorted: Vec<(Location, BlockName)>) -> Vec<Vec<(Location, BlockName)>> {
-    let mut spans: Vec<Vec<(Location, BlockName)>> = Vec::new();
-    for blob in sorted {
-        let end = u64::from(blob.0.offset) + u64::from(blob.0.length);
-        match spans.last_mut() {
-            Some(span)
-                if span[0].0.pack == blob.0.pack
-                    && end - u64::from(span[0].0.offset) <= SPAN_MAX =>
-            {
-                span.push(blob);
-            }
-            _ => spans.push(vec![blob]),
-        }
-    }
-    spans
 }
 
 fn unwrap_key(objects: &Arc<dyn Objects>, repository: Id, secret: &Secret) -> Result<Key> {

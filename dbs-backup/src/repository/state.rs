@@ -29,6 +29,13 @@ pub(super) struct Location {
     pub is_lz4: bool,
 }
 
+impl Location {
+    /// Where it ends in the pack.
+    pub fn end(&self) -> u64 {
+        u64::from(self.offset) + u64::from(self.length)
+    }
+}
+
 /// The same, in less memory.
 #[derive(Debug, Clone, Copy)]
 struct Place {
@@ -66,6 +73,8 @@ pub(super) struct State {
     pub listed: HashMap<Id, u64>,
     /// What each object condemns.
     pub condemned: HashMap<Id, Vec<Id>>,
+    /// Packs in which something was found damaged.
+    pub damaged: HashSet<Id>,
     /// When it was looked what is there.
     loaded: Option<Instant>,
     /// Why it is not known what all of them condemn.

@@ -221,13 +221,36 @@ impl Repository {
             }
         }
         for packs in old.chunks(CONDEMNED_MAX) {
-            let id = Id::new()?;
-            let plain: Vec<u8> = packs.iter().flat_map(|(pack, _)| pack.0).collect();
-            let object = format::seal_object(&self.keys, Kind::Condemned, id, &plain);
-            self.objects.put(&format::path(&format!("condemned/{}", hex(&id.0))), &object)?;
+            self.put_condemned(packs.iter().map(|(pack, _)| *pack))?;
             collected.wait(packs, self.grace);
         }
         Ok(())
+    }
+
+    fn put_condemned(&self, packs: impl Iterator<Item = Id>) -> Result<()> {
+        let id = Id::new()?;
+        let plain: Vec<u8> = packs.flat_map(|pack| pack.0).collect();
+        let object = format::seal_object(&self.keys, Kind::Condemned, id, &plain);
+        self.objects.put(&format::path(&format!("condemned/{}", hex(&id.0))), &object)
+    }
+
+    /// Condemns the packs that were found damaged: the next backups write their chunks anew, and when no backup relies on
+    /// them any more, they go. Returns how many.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn condemn_damaged(&self) -> Result<u64> {
+        self.load(AT_ONCE, &mut || true)?;
+        let damaged: Vec<Id> = {
+            let state = self.state();
+            let known: HashSet<&Id> = state.condemned.values().flatten().collect();
+            let damaged = state.damaged.iter().filter(|id| state.listed.contains_key(id));
+            damaged.filter(|id| !known.contains(id)).copied().collect()
+        };
+        for packs in damaged.chunks(CONDEMNED_MAX) {
+            self.put_condemned(packs.iter().copied())?;
+        }
+        Ok(damaged.len() as u64)
     }
 
     /// The packs that hold nothing live; and how many others there are, and their bytes.

@@ -255,3 +255,34 @@ fn a_full_backup_mends() {
         check(&open(&objects, None), backup, content);
     }
 }
+
+/// What was found damaged counts as missing for the next backup, which reads only that again.
+#[test]
+fn the_next_backup_mends_what_was_found() {
+    let mut volume = volume(19, 6);
+    volume.push("two", BLOCK, &[6; BLOCK as usize]);
+    let content = volume.get("one").content();
+    let (objects, store) = fresh(None);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    let bad = packs(&objects).into_iter().max_by_key(|path| objects.content(path).unwrap().len());
+    let bad = bad.unwrap();
+    objects.edit(&bad, |content| content[60] ^= 1);
+    assert_eq!(store.mend().unwrap(), 0, "nobody has looked");
+    let found = verify(&store, "backup-1", true).unwrap();
+    assert!(found.bad.len() == 1 && found.bad[0].problem.contains(&bad), "{found:?}");
+    assert_eq!((store.mend().unwrap(), store.mend().unwrap()), (1, 0));
+    assert!(restored(&store, "backup-1", content.len()).is_err());
+    let created = create(&open(&objects, None), "backup-2", &volume.get("two")).unwrap();
+    assert_eq!(created.base.as_deref(), Some("backup-1"));
+    for _ in 0..2 {
+        let store = open(&objects, None);
+        check(&store, "backup-1", content);
+        check(&store, "backup-2", volume.get("two").content());
+        objects.age_by(LONG);
+        collect(&store).unwrap();
+    }
+    assert_eq!(objects.content(&bad), None, "nobody needs it any more");
+    // In the other layout.
+    let error = crate::support::store(&Arc::new(Memory::default())).mend().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
