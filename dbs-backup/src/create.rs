@@ -206,6 +206,8 @@ impl BackupStore {
     ) -> Result<VolumeConfig> {
         match self.volume(&options.volume) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
+            // Of backups that cannot be read nobody needs anything.
+            Err(error) if error.kind() == ErrorKind::Corrupt && self.repository.is_some() => {}
             Ok(volume) if volume.backing_image_name != options.backing_image_name => {
                 return Err(Error::invalid(format!(
                     "volume {} in the backup store is based on {}, and this one on {}: back it up under another name",

@@ -37,7 +37,10 @@ pub struct BackupStore {
 /// The blocks that are there.
 pub(crate) enum Present {
     Names(HashSet<BlockName>),
+    /// Those that stay, for writers.
     In(Arc<Repository>),
+    /// All that can be read.
+    Readable(Arc<Repository>),
 }
 
 impl Present {
@@ -45,6 +48,7 @@ impl Present {
         match self {
             Self::Names(names) => names.contains(&name),
             Self::In(repository) => repository.is_there(name),
+            Self::Readable(repository) => repository.is_readable(name),
         }
     }
 }
@@ -333,6 +337,14 @@ impl BackupStore {
             found.extend(names::block_of(path).filter(|_| size() != Some(0)));
         })?;
         Ok(Present::Names(found))
+    }
+
+    /// The blocks that a reader finds.
+    pub(crate) fn readable(&self, volume: &str, work: &mut Work<'_>) -> Result<Present> {
+        let present = self.blocks(volume, work)?;
+        let Present::In(repository) = present else { return Ok(present) };
+        repository.adopt()?;
+        Ok(Present::Readable(repository))
     }
 
     /// The name of a block with this content.

@@ -94,7 +94,7 @@ impl BackupStore {
             )?;
             found.read = total;
         } else {
-            let present = self.blocks(volume, work)?;
+            let present = self.readable(volume, work)?;
             let missing = different.iter().filter(|(name, _)| !present.contains(*name));
             found.bad.extend(missing.map(|(name, offset)| bad(*name, *offset, "it is not there")));
         }

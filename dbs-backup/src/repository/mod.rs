@@ -201,6 +201,11 @@ impl Repository {
         self.state().is_there(BlobKind::Chunk, name)
     }
 
+    /// Whether a chunk can be read.
+    pub fn is_readable(&self, name: BlockName) -> bool {
+        !self.state().locations(BlobKind::Chunk, name).is_empty()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -228,8 +233,7 @@ impl Repository {
                 read => return read.map(|content| (content, downloaded)),
             }
         }
-        let what = if kind == BlobKind::Chunk { "chunk" } else { "list" };
-        let nowhere = || self.state().missing(what, name);
+        let nowhere = || self.state().missing(kind, name);
         Err(problem.unwrap_or_else(nowhere))
     }
 

@@ -75,6 +75,10 @@ pub(super) struct State {
     pub condemned: HashMap<Id, Vec<Id>>,
     /// Packs in which something was found damaged.
     pub damaged: HashSet<Id>,
+    /// Packs that no index names, and whose footers were read.
+    pub orphans: Vec<PackIndex>,
+    /// Footers were read since it was looked what is there.
+    has_adopted: bool,
     /// When it was looked what is there.
     loaded: Option<Instant>,
     /// Why it is not known what all of them condemn.
@@ -178,13 +182,21 @@ impl State {
         })
     }
 
-    /// A blob that is nowhere.
-    pub fn missing(&self, what: &str, name: BlockName) -> Error {
-        let why = match self.problems.values().next() {
-            Some(problem) => format!(". Perhaps because {problem}"),
-            None => String::new(),
+    /// A blob that cannot be read anywhere.
+    pub fn missing(&self, kind: BlobKind, name: BlockName) -> Error {
+        let what = if kind == BlobKind::Chunk { "chunk" } else { "list" };
+        let place = self.blobs.get(&(kind, name)).and_then(|p| self.packs.get(p.pack as usize));
+        let why = match (place, self.problems.values().next()) {
+            (Some(pack), _) => format!(
+                "{what} {name} was in {}, which is not there or has another length",
+                format::pack_path(pack.id)
+            ),
+            (None, Some(problem)) => {
+                format!("{what} {name} is in no pack of the repository. Perhaps because {problem}")
+            }
+            (None, None) => format!("{what} {name} is in no pack of the repository"),
         };
-        Error::not_found(format!("{what} {name} is in no pack of the repository{why}"))
+        Error::not_found(why)
     }
 
     /// Takes over new lists of what is there.
@@ -197,7 +209,7 @@ impl State {
         }
         self.condemned = condemned;
         self.listed = listed;
-        self.loaded = Some(Instant::now());
+        (self.loaded, self.has_adopted) = (Some(Instant::now()), false);
     }
 
     /// Notes that a pack was removed.
@@ -259,11 +271,13 @@ impl Repository {
             names.iter().any(|name| state.places(kind, *name).next().is_none())
         };
         let is_fresh = |loaded: Instant| loaded.elapsed() < FRESH;
-        if !is_nowhere() || self.state().loaded.is_some_and(is_fresh) {
+        if !is_nowhere() {
             return Ok(());
         }
-        self.load(AT_ONCE, &mut || true)?;
-        if is_nowhere() {
+        if !self.state().loaded.is_some_and(is_fresh) {
+            self.load(AT_ONCE, &mut || true)?;
+        }
+        if is_nowhere() && !std::mem::replace(&mut self.state().has_adopted, true) {
             self.adopt()?;
         }
         Ok(())
@@ -288,11 +302,11 @@ impl Repository {
     }
 
     /// Reads the footers of packs that no index names: of a backup that was cut off or is being made, or of an index that is
-    /// lost. Returns those that can be read.
+    /// lost. Those that can be read are orphans from then on.
     ///
     /// # Errors
     /// Those of the store.
-    pub(super) fn adopt(&self) -> Result<Vec<PackIndex>> {
+    pub fn adopt(&self) -> Result<()> {
         let orphans: Vec<(Id, u64)> = {
             let state = self.state();
             let listed = state.listed.iter().map(|(id, length)| (*id, *length));
@@ -308,8 +322,10 @@ impl Repository {
             found.extend(pack.flatten());
             Ok(())
         })?;
-        self.state().add(None, found.clone());
-        Ok(found)
+        let mut state = self.state();
+        state.add(None, found.clone());
+        state.orphans.extend(found);
+        Ok(())
     }
 
     /// What a pack says of itself; none if it is damaged.

@@ -1,6 +1,6 @@
 //! Collecting what no backup needs: section 9 of `docs/repository.md`, which argues why no backup loses a chunk.
 
-use super::format::{self, BlobKind, CONDEMNED_MAX, INDEX_PACKS, LIST, PackIndex};
+use super::format::{self, BlobKind, CONDEMNED_MAX, INDEX_PACKS, LIST};
 use super::keys::Kind;
 use super::{AT_ONCE, Id, Repository};
 use crate::names::{BlockName, TEMPORARY, hex};
@@ -45,11 +45,11 @@ impl Repository {
         let now = self.now()?;
         self.load(work.workers, &mut || (work.progress)(0, 0))?;
         self.check_indexes()?;
-        let orphans = self.adopt()?;
+        self.adopt()?;
         let mut collected = Collected::default();
         let live = self.live(&mut collected, work)?;
         self.check_whole(&live)?;
-        self.index_orphans(now, orphans)?;
+        self.index_orphans(now)?;
         self.remove_condemned(now, &live, &mut collected, work)?;
         self.condemn(now, &live, &mut collected)?;
         self.tidy(now)?;
@@ -91,7 +91,8 @@ impl Repository {
     }
 
     /// Writes an index of packs that no index names, unless somebody who makes a backup may be about to.
-    fn index_orphans(&self, now: SystemTime, orphans: Vec<PackIndex>) -> Result<()> {
+    fn index_orphans(&self, now: SystemTime) -> Result<()> {
+        let orphans = std::mem::take(&mut self.state().orphans);
         let mut old = Vec::new();
         for pack in orphans {
             let stat = self.objects.stat(&format::pack_path(pack.id))?;

@@ -149,8 +149,9 @@ impl Writer {
     /// # Errors
     /// Those of the store.
     pub fn adopt(&self) -> Result<()> {
-        let found = self.repository.adopt()?;
-        lock(&self.written).extend(found);
+        self.repository.adopt()?;
+        let orphans = std::mem::take(&mut self.repository.state().orphans);
+        lock(&self.written).extend(orphans);
         Ok(())
     }
 

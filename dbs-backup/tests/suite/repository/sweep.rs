@@ -84,7 +84,7 @@ fn a_base_that_is_deleted_meanwhile() {
 #[test]
 fn a_backup_gives_up_in_the_end() {
     let volume = volume(13, 4);
-    let (objects, store) = dead(&volume);
+    let (objects, store) = fresh(None);
     let sweeper = Arc::clone(&objects);
     objects.at_put(move |path, _| {
         if path.contains("/index/") {
