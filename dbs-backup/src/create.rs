@@ -184,12 +184,14 @@ impl BackupStore {
             format!("all blocks of this repository have {chunk_size} bytes: do not give a size")
         } else if options.method == Method::Gzip {
             "a repository compresses by lz4, or not at all".to_owned()
-        } else if options.labels.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>() > LABELS_MAX {
+        } else if options.labels.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>() > LABELS_MAX
+        {
             format!("the labels of a backup have at most {LABELS_MAX} bytes")
         } else if size > LARGEST_VOLUME.min(repository.largest_volume()) || size == 0 {
             format!("a volume of {size} bytes is not backed up")
         } else if !options.backing_image_name.is_empty() {
-            "a volume that is based on a backing image cannot be backed up to a repository".to_owned()
+            "a volume that is based on a backing image cannot be backed up to a repository"
+                .to_owned()
         } else {
             return Ok(chunk_size);
         };

@@ -222,7 +222,9 @@ impl Restoration<'_> {
         let (contents, downloaded) =
             self.store.fetch_some(volume, &names, self.method, size, rate)?;
         let mut data = 0;
-        for (offset, content) in blocks.iter().filter_map(|b| Some((b.offset, contents.get(&b.name)?))) {
+        for (offset, content) in
+            blocks.iter().filter_map(|b| Some((b.offset, contents.get(&b.name)?)))
+        {
             data += write(target, offset, content, onto != Onto::Empty)?;
         }
         Ok(Restored { length, data, downloaded })

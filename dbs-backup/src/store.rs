@@ -142,7 +142,14 @@ impl BackupStore {
     #[must_use]
     pub fn on(url: &Url, objects: Arc<dyn Objects>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        Self { objects, url: url.store(), stop, times: Times::default(), limit: BACKUP_LIMIT, repository: None }
+        Self {
+            objects,
+            url: url.store(),
+            stop,
+            times: Times::default(),
+            limit: BACKUP_LIMIT,
+            repository: None,
+        }
     }
 
     /// Without the pause in which two who take a lock at the same time see each other: for tests.

@@ -61,37 +61,31 @@ impl BackupStore {
         if content {
             let rate = Rate::new(work.rate, &self.stop);
             let (total, mut done) = (found.different * size, 0);
-            let one = |(name, offset): (BlockName, u64)| {
-                match self.fetch(volume, name, method, size, &rate) {
-                    Ok(_) => Ok(None),
-                    Err(error) if is_verdict(error.kind()) => {
-                        Ok(Some(bad(name, offset, &error.to_string())))
-                    }
-                    Err(error) => Err(error),
+            let one = |(name, offset): (BlockName, u64)| match self
+                .fetch(volume, name, method, size, &rate)
+            {
+                Ok(_) => Ok(None),
+                Err(error) if is_verdict(error.kind()) => {
+                    Ok(Some(bad(name, offset, &error.to_string())))
                 }
+                Err(error) => Err(error),
             };
             // Together, and only if something is wrong one by one.
             let some = |run: &[(BlockName, u64)]| {
                 let names: Vec<_> = run.iter().map(|(name, _)| *name).collect();
-                let together = run.len() > 1
-                    && self.fetch_some(volume, &names, method, size, &rate).is_ok();
+                let together =
+                    run.len() > 1 && self.fetch_some(volume, &names, method, size, &rate).is_ok();
                 let results = if together { &[][..] } else { run };
                 let results = results.iter().map(|block| one(*block));
                 Ok((run.len() as u64, results.collect::<Result<Vec<_>>>()?))
             };
-            pool::each(
-                work.workers,
-                &self.stop,
-                different.chunks(self.run()),
-                some,
-                |result| {
-                    if let Some((count, results)) = result {
-                        done += count * size;
-                        found.bad.extend(results.into_iter().flatten());
-                    }
-                    if (work.progress)(done, total) { Ok(()) } else { Err(pool::interrupted()) }
-                },
-            )?;
+            pool::each(work.workers, &self.stop, different.chunks(self.run()), some, |result| {
+                if let Some((count, results)) = result {
+                    done += count * size;
+                    found.bad.extend(results.into_iter().flatten());
+                }
+                if (work.progress)(done, total) { Ok(()) } else { Err(pool::interrupted()) }
+            })?;
             found.read = total;
         } else {
             let present = self.readable(volume, work)?;

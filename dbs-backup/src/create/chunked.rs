@@ -12,7 +12,11 @@ const ATTEMPTS: usize = 3;
 
 impl<S: Source> Creation<'_, S> {
     /// Creates it.
-    pub(super) fn run_in(&mut self, repository: &Repository, work: &mut Work<'_>) -> Result<Created> {
+    pub(super) fn run_in(
+        &mut self,
+        repository: &Repository,
+        work: &mut Work<'_>,
+    ) -> Result<Created> {
         for _ in 0..ATTEMPTS {
             match self.attempt(repository, work) {
                 Ok(Some(created)) => return Ok(created),

@@ -139,7 +139,8 @@ impl Config {
     /// What is in it, with the line that it is and the check of that, which is to be compared once there is a key.
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8], blake3::Hash)> {
         let wrong = |what: &str| damaged(&path("config"), what);
-        let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(|| wrong("it is cut off"))?;
+        let end =
+            bytes.iter().position(|byte| *byte == b'\n').ok_or_else(|| wrong("it is cut off"))?;
         let (line, check) = (&bytes[..end], &bytes[end + 1..]);
         let check = std::str::from_utf8(check).ok().and_then(|text| text.strip_suffix('\n'));
         let check = check.and_then(unhex::<32>).ok_or_else(|| wrong("it has no check"))?.into();
@@ -154,9 +155,10 @@ impl Config {
                 plain(&stage.stage)
             )));
         }
-        let config: Self =
-            serde_json::from_slice(line).map_err(|e| Error::unsupported(wrong(&e.to_string()).to_string()))?;
-        let is_size = config.chunk_size.is_power_of_two() && (4096..=16 << 20).contains(&config.chunk_size);
+        let config: Self = serde_json::from_slice(line)
+            .map_err(|e| Error::unsupported(wrong(&e.to_string()).to_string()))?;
+        let is_size =
+            config.chunk_size.is_power_of_two() && (4096..=16 << 20).contains(&config.chunk_size);
         if !is_size || !(3600..=31_536_000).contains(&config.grace_seconds) {
             return Err(wrong("it has a size of chunks or a grace time that cannot be"));
         }
@@ -344,7 +346,9 @@ pub(super) fn open_object(
     if header != sealer.header {
         return Err(damaged(path, "its header is that of another object"));
     }
-    sealer.open(0, piece.to_vec()).ok_or_else(|| damaged(path, "its content is not what was written"))
+    sealer
+        .open(0, piece.to_vec())
+        .ok_or_else(|| damaged(path, "its content is not what was written"))
 }
 
 impl Manifest {
@@ -412,7 +416,13 @@ mod tests {
             assert_eq!(decode_index(&encode_index(&[pack]), 4096), None, "edit {number}");
         }
         // Kinds, methods and reserved bytes that nobody knows.
-        for (at, value) in [(PACK_HEAD + 44, 0), (PACK_HEAD + 44, 3), (PACK_HEAD + 45, 2), (PACK_HEAD + 46, 1), (28, 1)] {
+        for (at, value) in [
+            (PACK_HEAD + 44, 0),
+            (PACK_HEAD + 44, 3),
+            (PACK_HEAD + 45, 2),
+            (PACK_HEAD + 46, 1),
+            (28, 1),
+        ] {
             let mut bytes = bytes.clone();
             bytes[at] = value;
             assert_eq!(decode_index(&bytes, 4096), None, "byte {at}");
@@ -426,7 +436,10 @@ mod tests {
         let bytes = Config::new(id, CHUNK_SIZE, Some(&key)).encode(&keys).unwrap();
         let (config, line, check) = Config::parse(&bytes).unwrap();
         assert_eq!(check, keys.config_check(line));
-        assert_eq!((config.id().unwrap(), config.key(), config.is_encrypted()), (id, Some(key), false));
+        assert_eq!(
+            (config.id().unwrap(), config.key(), config.is_encrypted()),
+            (id, Some(key), false)
+        );
         let text = String::from_utf8(bytes).unwrap();
         use dbs_core::ErrorKind::{Corrupt, Unsupported};
         for (from, to, kind) in [

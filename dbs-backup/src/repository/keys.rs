@@ -288,8 +288,15 @@ impl Wrapped {
             Secret::KeyFile(_) => (WrapKind::KeyFile, [None; 3]),
         };
         let salt = hex(&salt);
-        let mut made =
-            Self { version: VERSION, kind, salt, memory_kib, passes, lanes, wrapped: String::new() };
+        let mut made = Self {
+            version: VERSION,
+            kind,
+            salt,
+            memory_kib,
+            passes,
+            lanes,
+            wrapped: String::new(),
+        };
         let mut sealed = key.to_vec();
         let wrapping = cipher(&made.wrapping_key(secret)?);
         let nonce = Nonce::assume_unique_for_key([0; 12]);
@@ -328,10 +335,9 @@ impl Wrapped {
         let wrong = |what: &str| Error::unsupported(format!("a key of the repository has {what}"));
         let salt: [u8; 16] = unhex(&self.salt).ok_or_else(|| wrong("no salt"))?;
         match secret {
-            Secret::KeyFile(key) => Ok(blake3::derive_key(
-                &format!("{CONTEXT}key file"),
-                &[&key[..], &salt].concat(),
-            )),
+            Secret::KeyFile(key) => {
+                Ok(blake3::derive_key(&format!("{CONTEXT}key file"), &[&key[..], &salt].concat()))
+            }
             Secret::Passphrase(text) => {
                 let (Some(memory), Some(passes), Some(lanes)) =
                     (self.memory_kib, self.passes, self.lanes)
@@ -443,7 +449,8 @@ mod tests {
         assert_eq!(raw, Some(Secret::KeyFile([10; 32])));
         let digits = from("DBS_BACKUP_KEY_FILE", write("hex", "0a".repeat(32).as_bytes()));
         assert_eq!(digits.unwrap(), raw);
-        let line = from("DBS_BACKUP_KEY_FILE", write("line", format!("{}\n", "0a".repeat(32)).as_bytes()));
+        let line =
+            from("DBS_BACKUP_KEY_FILE", write("line", format!("{}\n", "0a".repeat(32)).as_bytes()));
         assert_eq!(line.unwrap(), raw);
         for wrong in [&b""[..], &[1; 31], &[1; 33], b"a passphrase"] {
             assert!(from("DBS_BACKUP_KEY_FILE", write("wrong", wrong)).is_err());

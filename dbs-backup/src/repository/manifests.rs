@@ -264,7 +264,10 @@ impl Repository {
             let Some(bytes) = list.as_ref().and_then(|list| lists.get(&list.0)) else { continue };
             let (ids, _) = bytes.as_chunks::<32>();
             if bytes.len() != LIST.min(slots - index * LIST) * 32 {
-                return Err(format::damaged(&place.path(), "a list has another length than its volume"));
+                return Err(format::damaged(
+                    &place.path(),
+                    "a list has another length than its volume",
+                ));
             }
             let first = index * LIST;
             let used = ids.iter().enumerate().filter(|(_, id)| **id != [0; 32]);
@@ -309,11 +312,8 @@ impl Repository {
             return Err(exists(volume, backup));
         }
         let id = Id::new()?;
-        let place = Place {
-            volume: self.tag(volume),
-            name: self.name_tag(volume, backup),
-            id: hex(&id.0),
-        };
+        let place =
+            Place { volume: self.tag(volume), name: self.name_tag(volume, backup), id: hex(&id.0) };
         let json = format::encode(manifest)?;
         let object = format::seal_object(&self.keys, Kind::Manifest, id, &json);
         if object.len() as u64 > MANIFEST_LIMIT {

@@ -145,7 +145,9 @@ impl Repository {
                      DBS_BACKUP_KEY_FILE",
                 ));
             }
-            (None, None) => return Err(format::damaged(&format::path("config"), "its key is none")),
+            (None, None) => {
+                return Err(format::damaged(&format::path("config"), "its key is none"));
+            }
             (None, Some(_)) if !config.is_encrypted() => {
                 return Err(format::damaged(&format::path("config"), "its key is none"));
             }
@@ -246,7 +248,8 @@ impl Repository {
         downloaded: &mut u64,
     ) -> Result<Vec<u8>> {
         let path = format::pack_path(location.pack);
-        let piece = self.objects.get_range(&path, location.offset.into(), location.length.into())?;
+        let piece =
+            self.objects.get_range(&path, location.offset.into(), location.length.into())?;
         *downloaded += piece.len() as u64;
         rate.wait(piece.len() as u64);
         self.open_blob(kind, name, location, piece)
@@ -261,9 +264,8 @@ impl Repository {
         piece: Vec<u8>,
     ) -> Result<Vec<u8>> {
         let path = format::pack_path(location.pack);
-        let wrong = |what: &str| {
-            format::damaged(&path, &format!("piece {} {what}", location.number))
-        };
+        let wrong =
+            |what: &str| format::damaged(&path, &format!("piece {} {what}", location.number));
         let sealer = self.keys.object(keys::Kind::Pack, location.pack);
         let opened = sealer.open(location.number.into(), piece);
         let opened = opened.ok_or_else(|| wrong("is not what was written"))?;
@@ -341,7 +343,11 @@ impl Repository {
         let mut wanted: Vec<Blob> = {
             let state = self.state();
             let first = |name| Some((state.locations(kind, name).into_iter().next()?, name));
-            names.iter().filter(|name| seen.insert(**name)).filter_map(|name| first(*name)).collect()
+            names
+                .iter()
+                .filter(|name| seen.insert(**name))
+                .filter_map(|name| first(*name))
+                .collect()
         };
         wanted.sort_by_key(|(location, _)| (location.pack, location.offset));
         let mut spans: Vec<Vec<Blob>> = Vec::new();
@@ -373,7 +379,8 @@ impl Repository {
             return (Vec::new(), 0);
         };
         let start = u64::from(first.offset);
-        let bytes = self.objects.get_range(&format::pack_path(first.pack), start, last.end() - start);
+        let bytes =
+            self.objects.get_range(&format::pack_path(first.pack), start, last.end() - start);
         let bytes = bytes.unwrap_or_default();
         rate.wait(bytes.len() as u64);
         let open = |(location, name): &Blob| {
@@ -407,7 +414,9 @@ fn unwrap_key(objects: &Arc<dyn Objects>, repository: Id, secret: &Secret) -> Re
     }
     Err(problem.unwrap_or_else(|| {
         let what = match (names.is_empty(), secret) {
-            (true, _) => "the keys of the repository are gone: put your copy of `dbs-repository/keys` back",
+            (true, _) => {
+                "the keys of the repository are gone: put your copy of `dbs-repository/keys` back"
+            }
             (false, Secret::Passphrase(_)) => "the passphrase is not that of the repository",
             (false, Secret::KeyFile(_)) => "the key file is not that of the repository",
         };

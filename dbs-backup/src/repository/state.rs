@@ -152,11 +152,7 @@ impl State {
 
     /// The packs of those that are there which hold a blob for which `live` says yes; with `alone` only if it is in no
     /// other pack that stays.
-    pub fn needed(
-        &self,
-        live: &HashSet<(BlobKind, BlockName)>,
-        alone: bool,
-    ) -> HashSet<Id> {
+    pub fn needed(&self, live: &HashSet<(BlobKind, BlockName)>, alone: bool) -> HashSet<Id> {
         let mut needed = HashSet::new();
         for (kind, name) in live {
             if !alone || !self.is_there(*kind, *name) {
@@ -247,7 +243,9 @@ impl Repository {
             Ok(packs) => Ok(Some((id, Ok(packs)))),
             // Removed meanwhile, as its packs are.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Some((id, Err(error.to_string())))),
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                Ok(Some((id, Err(error.to_string()))))
+            }
             Err(error) => Err(error),
         };
         pool::each(workers, &self.stop, new.into_iter(), read, |found| {
@@ -315,7 +313,9 @@ impl Repository {
         let mut found = Vec::new();
         let read = |(id, length): (Id, u64)| match self.footer(id, length) {
             // Removed meanwhile; or no pack.
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => Ok(None),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
+                Ok(None)
+            }
             footer => footer,
         };
         pool::each(AT_ONCE, &self.stop, orphans.into_iter(), read, |pack| {
@@ -364,7 +364,9 @@ impl Repository {
                 // Removed meanwhile, as its packs are.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 // Readers can do without.
-                Err(error) if error.kind() == ErrorKind::Corrupt => unclear = Some(error.to_string()),
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    unclear = Some(error.to_string())
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -63,8 +63,9 @@ impl Repository {
         self.objects.put(&path, &self.keys.object(Kind::Clock, id).header)?;
         let stat = self.objects.stat(&path)?;
         self.objects.remove(&path)?;
-        stat.map(|stat| stat.modified)
-            .ok_or_else(|| Error::io(std::io::Error::other("it is gone"), format!("looking at {path}")))
+        stat.map(|stat| stat.modified).ok_or_else(|| {
+            Error::io(std::io::Error::other("it is gone"), format!("looking at {path}"))
+        })
     }
 
     fn check_indexes(&self) -> Result<()> {
@@ -278,7 +279,10 @@ impl Repository {
         let gone: Vec<Id> = {
             let state = self.state();
             let is_there = |pack: &u32| {
-                state.packs.get(*pack as usize).is_some_and(|pack| state.listed.contains_key(&pack.id))
+                state
+                    .packs
+                    .get(*pack as usize)
+                    .is_some_and(|pack| state.listed.contains_key(&pack.id))
             };
             let gone = state.indexes.iter().filter(|(_, packs)| !packs.iter().any(is_there));
             gone.map(|(id, _)| *id).collect()

@@ -1,6 +1,6 @@
 //! Writing packs and indexes: section 8 of `docs/repository.md`.
 
-use super::format::{self, BLOBS_MAX, BlobKind, INDEX_PACKS, Entry, LIST, Manifest, PackIndex};
+use super::format::{self, BLOBS_MAX, BlobKind, Entry, INDEX_PACKS, LIST, Manifest, PackIndex};
 use super::keys::{Kind, Sealer};
 use super::{Id, Repository};
 use crate::blocks::is_zero;
@@ -240,12 +240,7 @@ impl Writer {
         Ok(Ended::Complete)
     }
 
-    fn manifest(
-        &self,
-        config: &BackupConfig,
-        size: u64,
-        lists: &[Option<BlockName>],
-    ) -> Manifest {
+    fn manifest(&self, config: &BackupConfig, size: u64, lists: &[Option<BlockName>]) -> Manifest {
         Manifest {
             volume: config.volume_name.clone(),
             backup: config.name.clone(),
@@ -282,7 +277,9 @@ impl Repository {
 }
 
 fn late() -> Error {
-    Error::busy("the end of the backup took so long that what it needs was collected: create it again")
+    Error::busy(
+        "the end of the backup took so long that what it needs was collected: create it again",
+    )
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -620,8 +620,9 @@ fn backups_in_a_repository() {
     assert_eq!(pruned[0]["removed"]["found"], true);
     let collected = keyed(&format!("collect {url}")).ok("collect").json();
     assert_eq!((&collected["backups"], &collected["removed"]), (&1.into(), &0.into()));
-    let shown = String::from_utf8_lossy(&std::fs::read(root.join("dbs-repository/config")).unwrap())
-        .into_owned();
+    let shown =
+        String::from_utf8_lossy(&std::fs::read(root.join("dbs-repository/config")).unwrap())
+            .into_owned();
     assert!(shown.contains("aes-256-gcm") && !shown.contains("\"key\""), "{shown}");
     let other = place.path("longhorn");
     std::fs::create_dir(&other).unwrap();

@@ -40,7 +40,10 @@ fn after(secret: Option<&Secret>, objects: &Arc<Memory>, volume: &Snapshots, cas
     let restores = |backup: &str| {
         let config = store.backup(VOLUME, backup).expect(case);
         let content = volume.get(&config.snapshot_name).content();
-        assert!(restored(&store, backup, content.len()).expect(case) == content, "{case}: {backup}");
+        assert!(
+            restored(&store, backup, content.len()).expect(case) == content,
+            "{case}: {backup}"
+        );
         assert_eq!(verify(&store, backup, true).expect(case).bad, [], "{case}: {backup}");
     };
     let there = store.backups(VOLUME).unwrap();

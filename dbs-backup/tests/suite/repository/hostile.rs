@@ -35,20 +35,35 @@ fn read_all(
 }
 
 /// What an alteration of this object may lead to.
-fn check(objects: &Arc<Memory>, secret: Option<&Secret>, volume: &Snapshots, path: &str, what: &str) {
+fn check(
+    objects: &Arc<Memory>,
+    secret: Option<&Secret>,
+    volume: &Snapshots,
+    path: &str,
+    what: &str,
+) {
     match read_all(objects, secret, volume) {
         // What an index says is in the packs, too; what is not read by this backup changes nothing.
         Ok(()) => {
-            let is_spare = path.contains("/index/") || path.contains("/packs/") || path.contains("/keys/");
+            let is_spare =
+                path.contains("/index/") || path.contains("/packs/") || path.contains("/keys/");
             assert!(is_spare, "{path} {what}: nobody has noticed");
         }
         Err(error) if path.ends_with("config") || path.contains("/keys/") => drop(error),
-        Err(error) => assert!(error.contains(path) || error.contains("backup-"), "{path} {what}: {error}"),
+        Err(error) => {
+            assert!(error.contains(path) || error.contains("backup-"), "{path} {what}: {error}")
+        }
     }
 }
 
 /// As `check`, where the object is read in any case.
-fn check_noticed(objects: &Arc<Memory>, secret: Option<&Secret>, volume: &Snapshots, path: &str, at: usize) {
+fn check_noticed(
+    objects: &Arc<Memory>,
+    secret: Option<&Secret>,
+    volume: &Snapshots,
+    path: &str,
+    at: usize,
+) {
     let error = read_all(objects, secret, volume).expect_err("nobody has noticed");
     assert!(error.contains(path), "{path} byte {at}: {error}");
 }

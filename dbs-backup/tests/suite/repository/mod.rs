@@ -32,8 +32,7 @@ fn passphrase() -> Secret {
 
 /// Makes a repository.
 fn init(objects: &Arc<Memory>, secret: Option<&Secret>) {
-    let options =
-        InitOptions { secret: secret.cloned(), chunk_size: Some(BLOCK), cheap: true };
+    let options = InitOptions { secret: secret.cloned(), chunk_size: Some(BLOCK), cheap: true };
     store(objects).init(&options).unwrap();
 }
 
@@ -168,7 +167,11 @@ fn chunks_are_shared_by_volumes_and_stores() {
     let options = CreateOptions { volume: "other".to_owned(), ..options("backup-1", "one") };
     let created =
         again.create(&source, options).unwrap().run(&mut Work::new(&mut |_, _| true)).unwrap();
-    assert_eq!((created.uploaded, packs(&objects).len()), (0, before), "a manifest, and nothing else");
+    assert_eq!(
+        (created.uploaded, packs(&objects).len()),
+        (0, before),
+        "a manifest, and nothing else"
+    );
     assert_eq!(again.volumes().unwrap(), ["other", VOLUME]);
     // Each is whole without the other.
     remove_volume(&again, VOLUME).unwrap();

@@ -225,7 +225,10 @@ fn a_damaged_manifest_stops_a_collection() {
     objects.age_by(LONG);
     let store = open(&objects, Some(&passphrase()));
     let error = collect(&store).unwrap_err();
-    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("/manifests/"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Corrupt && error.to_string().contains("/manifests/"),
+        "{error}"
+    );
     // It has a name by which it can be shown and deleted.
     let [volume] = &store.volumes().unwrap()[..] else { panic!("one volume") };
     let [backup] = &store.backups(volume).unwrap()[..] else { panic!("one backup") };
