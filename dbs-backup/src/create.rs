@@ -109,7 +109,7 @@ enum Kept {
     /// In Longhorn's layout.
     Lock(Lock),
     /// In a repository nothing does: what is gone at the end is written again.
-    Repository(Arc<Repository>, Writer),
+    Repository(Arc<Repository>, Box<Writer>),
 }
 
 /// What became of one block.
@@ -141,7 +141,7 @@ impl BackupStore {
         let block_size = self.block_size(&options, source.size(), &name)?;
         let kept = match &self.repository {
             None => Kept::Lock(self.lock(&options.volume, Kind::Work)?),
-            Some(there) => Kept::Repository(Arc::clone(there), Writer::new(there)),
+            Some(there) => Kept::Repository(Arc::clone(there), Box::new(Writer::new(there))),
         };
         let volume = self.volume_for(source, &options, block_size, &asked_at)?;
         let method = match &kept {

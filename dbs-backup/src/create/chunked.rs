@@ -47,7 +47,7 @@ impl<S: Source> Creation<'_, S> {
 
     fn writer(&self) -> Option<&Writer> {
         match &self.kept {
-            Kept::Repository(_, writer) => Some(writer),
+            Kept::Repository(_, writer) => Some(&**writer),
             Kept::Lock(_) => None,
         }
     }

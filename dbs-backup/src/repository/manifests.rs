@@ -329,10 +329,15 @@ impl Repository {
         }
     }
 
-    /// Removes a manifest again if another one of its name came first.
-    pub(super) fn check_first(&self, place: &Place, manifest: &Manifest) -> Result<()> {
+    /// Refuses a manifest that was written beside another one of its name. That may be complete, and its maker told so. If
+    /// two are written at once, both may fail.
+    pub(super) fn check_alone(&self, place: &Place, manifest: &Manifest) -> Result<()> {
         let (volume, backup) = (&manifest.volume, &manifest.backup);
-        if self.find(volume, backup)? == *place { Ok(()) } else { Err(exists(volume, backup)) }
+        let mut others = self.all_of(&place.volume)?.into_iter();
+        match others.any(|other| other.name == place.name && other != *place) {
+            true => Err(exists(volume, backup)),
+            false => Ok(()),
+        }
     }
 
     /// Removes backups; says whether all were there.

@@ -423,3 +423,32 @@ fn unwrap_key(objects: &Arc<dyn Objects>, repository: Id, secret: &Secret) -> Re
         Error::invalid(what)
     }))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::codec::Method;
+    use crate::objects::Directory;
+
+    /// A writer with the key and a bug: what it has sealed is what it wrote, and not what it said.
+    #[test]
+    fn a_chunk_under_the_name_of_another_is_damage() {
+        let root = tempfile::tempdir().unwrap();
+        let objects: Arc<dyn Objects> = Arc::new(Directory::open(root.path()).unwrap());
+        init(&objects, &InitOptions { chunk_size: Some(4096), ..InitOptions::default() }).unwrap();
+        let stop = Arc::default();
+        let repository = Repository::open(&objects, None, &stop).unwrap().unwrap();
+        let (repository, rate) = (Arc::new(repository), Rate::new(None, &stop));
+        let writer = Writer::new(&repository);
+        let (right, wrong) = ([1; 4096], repository.name_of(&[2; 4096]));
+        writer.add_chunk(wrong, &right, Method::Lz4, &rate).unwrap();
+        writer.add_chunk(repository.name_of(&right), &right, Method::None, &rate).unwrap();
+        writer.flush().unwrap();
+        let error = repository.fetch(wrong, &rate).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.to_string().contains("/packs/"), "{error}");
+        assert_eq!(repository.fetch(repository.name_of(&right), &rate).unwrap().0, right);
+        assert!(repository.fetch_some(&[wrong], &rate).is_err());
+    }
+}

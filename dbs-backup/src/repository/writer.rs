@@ -156,7 +156,7 @@ impl Writer {
     }
 
     /// Writes the packs that are open, and an index: everything that was added is there.
-    fn flush(&self) -> Result<()> {
+    pub(super) fn flush(&self) -> Result<()> {
         for open in &self.open {
             let pack = lock(open).take();
             pack.map_or(Ok(()), |pack| self.end(pack))?;
@@ -231,7 +231,7 @@ impl Writer {
             true => has_all().and_then(|all| if all { Ok(()) } else { Err(late()) }),
             false => Ok(()),
         };
-        let checked = checked.and_then(|()| repository.check_first(&place, &manifest));
+        let checked = checked.and_then(|()| repository.check_alone(&place, &manifest));
         if let Err(error) = checked {
             // If that fails, the backup is there, and `verify` tells what it is worth.
             let _ = repository.objects.remove(&place.path());

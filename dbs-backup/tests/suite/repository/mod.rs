@@ -95,7 +95,7 @@ fn full_and_incremental_in_every_way() {
                 assert!(created.base.is_some());
                 assert_eq!(read, BLOCK + BLOCK / 2, "what changed, and the last block");
             }
-            assert_eq!(created.uploaded > 0, true, "{backup}");
+            assert!(created.uploaded > 0, "{backup}");
         }
         // By another process, which knows nothing yet.
         let store = open(&objects, secret.as_ref());
