@@ -324,8 +324,8 @@ impl Source for Large {
     }
 }
 
-/// Users pay for each request: a full backup writes a tenth of the objects that Longhorn's layout has, and about a
-/// fifteenth of 1 GiB.
+/// Users pay for each request: a full backup of 128 MiB writes a tenth of the objects that Longhorn's layout has, and one
+/// of 1 GiB a fourteenth.
 #[test]
 fn few_objects_are_written() {
     let mut base = vec![0; 1 << 20];
