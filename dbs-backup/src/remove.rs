@@ -293,6 +293,7 @@ mod tests {
     use super::*;
     use crate::objects::hooked::Hooked;
     use crate::objects::{Directory, Objects};
+    use crate::store::Present;
     use crate::url::Url;
     use crate::{CreateOptions, Created, Source};
     use std::ops::Range;
@@ -439,6 +440,7 @@ mod tests {
             };
             assert!(error.to_string().contains("look at the clocks"), "{error}");
             let left = other.blocks(VOLUME, &mut Work::new(&mut |_, _| true)).unwrap();
+            let Present::Names(left) = left else { panic!("it is no repository") };
             assert_eq!(left.len(), 2, "the one that was on its way is gone");
         }
     }
