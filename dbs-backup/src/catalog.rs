@@ -260,7 +260,7 @@ impl Catalog {
 
 /// The facts of a volume whose backups are all of its content.
 fn facts(store: &BackupStore, volume: &str) -> Result<VolumeConfig> {
-    let facts = store.volume_to_restore(volume)?;
+    let facts = store.volume_to_restore(volume, None)?;
     facts.refuse_image()?;
     Ok(facts)
 }

@@ -109,12 +109,12 @@ pub struct BackupConfig {
     #[serde(with = "number_in_text")]
     pub re_uploaded_data_size: u64,
     /// What upstream's encoder makes of its own notes: `{}` in a full backup, else `null`.
-    processing_blocks: Option<Nothing>,
+    pub(crate) processing_blocks: Option<Nothing>,
     /// What the volume holds, in order; anything else is zeros, or of the backing image.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
     pub blocks: Vec<Block>,
     /// Only in backups of the oldest versions.
-    single_file: SingleFile,
+    pub(crate) single_file: SingleFile,
 }
 
 /// A block of a backup.
@@ -129,11 +129,11 @@ pub struct Block {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Nothing {}
+pub(crate) struct Nothing {}
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-struct SingleFile {
+pub(crate) struct SingleFile {
     file_path: String,
 }
 
@@ -297,6 +297,11 @@ impl BackupConfig {
     pub fn method(&self) -> Result<Method> {
         Method::parse(&self.compression_method)
     }
+}
+
+/// The parameter with the size of a backup's blocks.
+pub(crate) fn block_size_parameter(block_size: u64) -> Map {
+    [(PARAMETER_BLOCK_SIZE.to_owned(), block_size.to_string())].into()
 }
 
 /// The size of blocks that parameters name.

@@ -1,6 +1,6 @@
 //! Creating a backup.
 //!
-//! What is written in which order, and why a backup never refers to a block that is not there:
+//! What is written in which order in Longhorn's layout (in a repository: section 8 of `docs/repository.md`), and why a backup never refers to a block that is not there:
 //!
 //! 1. The lock, which keeps everybody from deleting blocks of the volume.
 //! 2. `volume.cfg`, if it is not there.
@@ -17,22 +17,26 @@
 //! Cut off before 8, blocks stay that the next run uses again, or the next deletion collects. Cut off before 9, the
 //! backup is there, and the next one is made from the differences to an earlier one.
 
+mod chunked;
+mod locked;
+
 use crate::blocks::{Source, is_zero};
 use crate::codec::Method;
 use crate::config::{
-    self, BLOCK_SIZE, BackupConfig, Block, Map, PARAMETER_BLOCK_SIZE, PARAMETER_MODE, VolumeConfig,
+    self, BLOCK_SIZE, BackupConfig, Block, LARGEST_VOLUME, Map, PARAMETER_MODE, VolumeConfig,
+    block_size_parameter,
 };
 use crate::lock::{Kind, Lock};
 use crate::names::{self, BlockName};
 use crate::pool::{self, Rate, Work};
-use crate::store::BackupStore;
+use crate::repository::{LABELS_MAX, Repository, Writer};
+use crate::store::{BackupStore, Present};
 use dbs_core::{Error, ErrorKind, Result};
 use jiff::Timestamp;
 use serde::Serialize;
 use std::cell::RefCell;
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 thread_local! {
     /// The block that a thread has in hand: allocators give little of such large buffers back.
@@ -97,7 +101,15 @@ pub struct Creation<'a, S: Source> {
     base: Option<BackupConfig>,
     /// Blocks that hold data or differences.
     changed: Vec<bool>,
-    lock: Lock,
+    kept: Kept,
+}
+
+/// What keeps others from deleting what the backup relies on.
+enum Kept {
+    /// In Longhorn's layout.
+    Lock(Lock),
+    /// In a repository nothing does: what is gone at the end is written again.
+    Repository(Arc<Repository>, Box<Writer>),
 }
 
 /// What became of one block.
@@ -123,14 +135,19 @@ impl BackupStore {
     ) -> Result<Creation<'a, S>> {
         self.begin();
         let asked_at = now();
-        let block_size = options.block_size.unwrap_or(BLOCK_SIZE);
-        config::block_size(Some(&block_size_parameter(block_size)))?;
         names::check("volume", &options.volume)?;
         let name = options.backup.clone().map_or_else(|| names::random("backup"), Ok)?;
         names::check_new("backup", &name)?;
-        let lock = self.lock(&options.volume, Kind::Work)?;
+        let block_size = self.block_size(&options, source.size(), &name)?;
+        let kept = match &self.repository {
+            None => Kept::Lock(self.lock(&options.volume, Kind::Work)?),
+            Some(there) => Kept::Repository(Arc::clone(there), Box::new(Writer::new(there))),
+        };
         let volume = self.volume_for(source, &options, block_size, &asked_at)?;
-        let method = volume.method()?;
+        let method = match &kept {
+            Kept::Lock(_) => volume.method()?,
+            Kept::Repository(..) => options.method,
+        };
         self.refuse_complete(&options.volume, &name)?;
         let blocks = source.size().div_ceil(block_size);
         let mut creation = Creation {
@@ -143,7 +160,7 @@ impl BackupStore {
             method,
             base: None,
             changed: vec![false; blocks as usize],
-            lock,
+            kept,
         };
         match creation.find_base(&volume) {
             Some(base) if creation.look(Some(&base))? => creation.base = Some(base),
@@ -152,6 +169,33 @@ impl BackupStore {
             }
         }
         Ok(creation)
+    }
+
+    /// The size of blocks of a backup with these options, of which a repository knows only some.
+    fn block_size(&self, options: &CreateOptions, size: u64, backup: &str) -> Result<u64> {
+        let Some(repository) = &self.repository else {
+            let block_size = options.block_size.unwrap_or(BLOCK_SIZE);
+            config::block_size(Some(&block_size_parameter(block_size)))?;
+            return Ok(block_size);
+        };
+        let chunk_size = repository.chunk_size();
+        [&*options.volume, backup].into_iter().try_for_each(Repository::check_new)?;
+        let problem = if options.block_size.is_some_and(|size| size != chunk_size) {
+            format!("all blocks of this repository have {chunk_size} bytes: do not give a size")
+        } else if options.method == Method::Gzip {
+            "a repository compresses by lz4, or not at all".to_owned()
+        } else if options.labels.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>() > LABELS_MAX
+        {
+            format!("the labels of a backup have at most {LABELS_MAX} bytes")
+        } else if size > LARGEST_VOLUME.min(repository.largest_volume()) || size == 0 {
+            format!("a volume of {size} bytes is not backed up")
+        } else if !options.backing_image_name.is_empty() {
+            "a volume that is based on a backing image cannot be backed up to a repository"
+                .to_owned()
+        } else {
+            return Ok(chunk_size);
+        };
+        Err(Error::invalid(problem))
     }
 
     /// The volume's facts, written if there are none.
@@ -164,6 +208,8 @@ impl BackupStore {
     ) -> Result<VolumeConfig> {
         match self.volume(&options.volume) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
+            // Of backups that cannot be read nobody needs anything.
+            Err(error) if error.kind() == ErrorKind::Corrupt && self.repository.is_some() => {}
             Ok(volume) if volume.backing_image_name != options.backing_image_name => {
                 return Err(Error::invalid(format!(
                     "volume {} in the backup store is based on {}, and this one on {}: back it up under another name",
@@ -186,12 +232,14 @@ impl BackupStore {
             storage_class_name: options.storage_class_name.clone(),
             ..VolumeConfig::default()
         };
-        self.save_volume(&volume)?;
+        if self.repository.is_none() {
+            self.save_volume(&volume)?;
+        }
         Ok(volume)
     }
 
     fn refuse_complete(&self, volume: &str, backup: &str) -> Result<()> {
-        match self.backup(volume, backup) {
+        match self.facts(volume, backup) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Ok(config) if config.is_in_progress() => Ok(()),
             Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
@@ -219,9 +267,15 @@ impl<S: Source> Creation<'_, S> {
     }
 
     /// Makes the lock one out of date, when called: for tests.
+    ///
+    /// # Panics
+    /// In a repository, which has no locks.
     #[cfg(feature = "testing")]
     pub fn aging(&self) -> impl Fn() + Send + 'static {
-        self.lock.aging()
+        match &self.kept {
+            Kept::Lock(lock) => lock.aging(),
+            Kept::Repository(..) => panic!("a repository has no locks"),
+        }
     }
 
     /// The last backup, if this one may build on it. That it cannot be read is no reason to have no backup.
@@ -255,69 +309,23 @@ impl<S: Source> Creation<'_, S> {
     /// Creates it. If that fails, what was begun goes again where that is possible; the next run uses the blocks.
     ///
     /// # Errors
-    /// Those of both sides; `Interrupted`; `Busy` if the lock could not be kept.
+    /// Those of both sides; `Interrupted`; `Busy` if what the backup relies on could not be kept.
     pub fn run(mut self, work: &mut Work<'_>) -> Result<Created> {
-        let volume = self.options.volume.clone();
-        let path = names::backup_config(&volume, &self.name);
-        let begun = BackupConfig::in_progress(&self.name, &volume, self.method);
-        // Locks of backups share: another may have completed one of this name.
-        self.store.refuse_complete(&volume, &self.name)?;
-        let mut facts = None;
-        let made = self.store.objects.put(&path, &config::encode(&begun)?).and_then(|()| {
-            // Whoever deletes from now on finds these facts. Who had begun before is found by the lock.
-            self.lock.check_others(&volume)?;
-            let (backup, created, new_blocks) = self.make(work)?;
-            self.source.check()?;
-            self.complete(&path, facts.insert(backup))?;
-            Ok((created, new_blocks))
-        });
-        let (created, new_blocks) = match made {
-            Ok(made) => made,
-            Err(error) => {
-                self.undo(&path, facts.as_ref());
-                return Err(error);
-            }
-        };
-        let backup = facts.unwrap_or(begun);
-        self.finish(&backup, new_blocks).map_err(|error| {
-            error.context(format!(
-                "backup {} is complete, but volume.cfg does not say so",
-                self.name
-            ))
-        })?;
-        Ok(created)
-    }
-
-    /// Writes the facts of a backup whose blocks are there.
-    fn complete(&self, path: &str, backup: &BackupConfig) -> Result<()> {
-        let facts = config::encode(backup)?;
-        self.store.objects.settle()?;
-        self.store.refuse_complete(&self.options.volume, &self.name)?;
-        self.lock.check()?;
-        self.store.objects.put(path, &facts)?;
-        // The writing may have taken longer than the lock is good for.
-        self.lock.check()
-    }
-
-    /// Removes what a backup that failed has begun: it would stop the collection of blocks. What somebody else has
-    /// completed under the name stays; so does what is complete here, unless its blocks may have been deleted.
-    fn undo(&self, path: &str, facts: Option<&BackupConfig>) {
-        // What stopped the backup does not stop this. The lock, which goes out of date, is not worth such patience.
-        let stopped = self.store.stop.swap(false, Ordering::SeqCst);
-        if let Ok(there) = self.store.backup(&self.options.volume, &self.name) {
-            let is_unsafe = facts == Some(&there) && self.lock.check().is_err();
-            if there.is_in_progress() || is_unsafe {
-                let objects = &self.store.objects;
-                // If that fails, it can be deleted as any backup.
-                let _ = objects.remove(path).and_then(|()| objects.settle());
+        match &self.kept {
+            Kept::Lock(_) => self.run_locked(work),
+            Kept::Repository(repository, _) => {
+                let repository = Arc::clone(repository);
+                self.run_in(&repository, work)
             }
         }
-        self.store.stop.store(stopped, Ordering::SeqCst);
     }
 
     /// Writes the blocks.
     fn make(&mut self, work: &mut Work<'_>) -> Result<(BackupConfig, Created, u64)> {
         let present = self.store.blocks(&self.options.volume, work)?;
+        if let Kept::Repository(_, writer) = &self.kept {
+            writer.adopt()?;
+        }
         let carried = self.carried(&present);
         let done = self.upload(&present, work)?;
         let again: u64 = done.iter().filter(|d| d.again).filter_map(|d| d.uploaded).sum();
@@ -351,7 +359,7 @@ impl<S: Source> Creation<'_, S> {
     }
 
     /// The blocks of the base that did not change. Those that the backup store has lost are read again.
-    fn carried(&mut self, present: &HashSet<BlockName>) -> Vec<Block> {
+    fn carried(&mut self, present: &Present) -> Vec<Block> {
         let Some(base) = &self.base else { return Vec::new() };
         if !self.source.size().is_multiple_of(self.block_size)
             && let Some(last) = self.changed.last_mut()
@@ -364,14 +372,14 @@ impl<S: Source> Creation<'_, S> {
             match self.changed.get_mut((block.offset / self.block_size) as usize) {
                 // The volume is smaller now, or the block has other content.
                 None | Some(true) => {}
-                Some(_) if present.contains(&block.name) => carried.push(*block),
+                Some(_) if present.contains(block.name) => carried.push(*block),
                 Some(changed) => *changed = true,
             }
         }
         carried
     }
 
-    fn upload(&self, present: &HashSet<BlockName>, work: &mut Work<'_>) -> Result<Vec<Done>> {
+    fn upload(&self, present: &Present, work: &mut Work<'_>) -> Result<Vec<Done>> {
         let stop = &*self.store.stop;
         let rate = Rate::new(work.rate, stop);
         let begun = Mutex::new(HashSet::new());
@@ -397,7 +405,7 @@ impl<S: Source> Creation<'_, S> {
     fn block(
         &self,
         offset: u64,
-        present: &HashSet<BlockName>,
+        present: &Present,
         begun: &Mutex<HashSet<BlockName>>,
         rate: &Rate<'_>,
     ) -> Result<Done> {
@@ -415,26 +423,32 @@ impl<S: Source> Creation<'_, S> {
         &self,
         offset: u64,
         content: &[u8],
-        present: &HashSet<BlockName>,
+        present: &Present,
         begun: &Mutex<HashSet<BlockName>>,
         rate: &Rate<'_>,
     ) -> Result<Done> {
         if !self.options.keep_zeros && is_zero(content) {
             return Ok(Done { offset, name: None, uploaded: None, again: false });
         }
-        let name = BlockName::of(content);
+        let name = self.store.name_of(content);
         // Who comes second relies on the first: if that one fails, the backup does. In full mode each block is written
         // once, whether it is there or not.
-        let is_there = present.contains(&name);
+        let is_there = present.contains(name);
         let mut begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
         if (is_there && !self.options.full) || !begun.insert(name) {
             return Ok(Done { offset, name: Some(name), uploaded: None, again: false });
         }
         drop(begun);
-        let stored = self.method.compress(content)?;
-        rate.wait(stored.len() as u64);
-        self.store.objects.put(&names::block(&self.options.volume, name), &stored)?;
-        Ok(Done { offset, name: Some(name), uploaded: Some(stored.len() as u64), again: is_there })
+        let stored = match &self.kept {
+            Kept::Repository(_, writer) => writer.add_chunk(name, content, self.method, rate)?,
+            Kept::Lock(_) => {
+                let stored = self.method.compress(content)?;
+                rate.wait(stored.len() as u64);
+                self.store.objects.put(&names::block(&self.options.volume, name), &stored)?;
+                stored.len() as u64
+            }
+        };
+        Ok(Done { offset, name: Some(name), uploaded: Some(stored), again: is_there })
     }
 
     fn parameters(&self) -> Map {
@@ -442,25 +456,6 @@ impl<S: Source> Creation<'_, S> {
         let mut parameters = block_size_parameter(self.block_size);
         parameters.insert(PARAMETER_MODE.to_owned(), mode.to_owned());
         parameters
-    }
-
-    /// Makes it the volume's last backup.
-    fn finish(&self, backup: &BackupConfig, new_blocks: u64) -> Result<()> {
-        let options = &self.options;
-        let mut volume = self.store.volume(&options.volume)?;
-        volume.last_backup_name.clone_from(&backup.name);
-        volume.last_backup_at.clone_from(&backup.snapshot_created_at);
-        volume.block_count = volume.block_count.saturating_add(new_blocks);
-        volume.size = self.source.size().next_multiple_of(self.block_size);
-        volume.labels = Some(options.labels.clone());
-        volume.backing_image_name.clone_from(&options.backing_image_name);
-        volume.backing_image_checksum.clone_from(&options.backing_image_checksum);
-        self.method.name().clone_into(&mut volume.compression_method);
-        volume.storage_class_name.clone_from(&options.storage_class_name);
-        if volume.data_engine.is_empty() {
-            "v1".clone_into(&mut volume.data_engine);
-        }
-        self.store.save_volume(&volume)
     }
 }
 
@@ -470,10 +465,6 @@ fn image(name: &str) -> String {
     } else {
         format!("the backing image `{}`", names::plain(name))
     }
-}
-
-fn block_size_parameter(block_size: u64) -> Map {
-    [(PARAMETER_BLOCK_SIZE.to_owned(), block_size.to_string())].into()
 }
 
 /// The time as upstream writes it.

@@ -1,5 +1,6 @@
-//! Backups of volumes, in the layout of Longhorn's backup store: what Longhorn's engine has written can be restored
-//! here, and the other way round. `docs/backup.md` describes the bytes.
+//! Backups of volumes, in one of two layouts: that of Longhorn's backup store, so that what Longhorn's engine has written
+//! can be restored here, and the other way round (`docs/backup.md`); or a repository, which has what that layout forbids
+//! (`docs/repository.md`).
 //!
 //! [`BackupStore`] is a place with backups, which a [`url::Url`] names. A backup is made from a [`Source`], and restored
 //! to a [`Target`]. All calls block. An operation uses several threads until it returns; it reports progress on the
@@ -20,6 +21,7 @@ mod pool;
 mod prune;
 pub mod read;
 mod remove;
+mod repository;
 mod restore;
 mod store;
 pub mod system;
@@ -31,6 +33,7 @@ pub use create::{CreateOptions, Created, Creation};
 pub use pool::Work;
 pub use prune::{Judged, Retention};
 pub use remove::Removed;
+pub use repository::{Collected, InitOptions, Secret};
 pub use restore::{Onto, Restoration, Restored};
 pub use store::BackupStore;
 pub use verify::{BadBlock, Verified};

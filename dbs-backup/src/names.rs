@@ -17,12 +17,12 @@ const LONGEST: usize = 200;
 /// Part of the name of a file that is still being written.
 pub const TEMPORARY: &str = ".tmp.";
 
-/// What names a block: the first half of the SHA-512 of its content.
+/// What names a block: in Longhorn's layout the first half of the SHA-512 of its content, in a repository a keyed BLAKE3.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockName([u8; 32]);
 
 impl BlockName {
-    /// The name of a block with this content.
+    /// The name of a block with this content in Longhorn's layout.
     #[must_use]
     pub fn of(content: &[u8]) -> Self {
         let digest = ring::digest::digest(&ring::digest::SHA512, content);
@@ -41,9 +41,20 @@ impl BlockName {
         }
         Some(Self(name))
     }
+
+    /// The bytes of a name.
+    pub(crate) fn bytes(self) -> [u8; 32] {
+        self.0
+    }
+
+    /// A name of these bytes.
+    pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
 }
 
-fn digit(character: u8) -> Option<u8> {
+/// The value of a hexadecimal digit in lower case.
+pub(crate) fn digit(character: u8) -> Option<u8> {
     match character {
         b'0'..=b'9' => Some(character - b'0'),
         b'a'..=b'f' => Some(character - b'a' + 10),

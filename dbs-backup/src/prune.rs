@@ -130,7 +130,11 @@ impl BackupStore {
     ) -> Result<Option<Removed>> {
         self.begin();
         names::check("volume", volume)?;
-        let lock = self.lock(volume, Kind::Deletion)?;
+        // A repository needs no lock: what is deleted can be judged again at any time.
+        let lock = match &self.repository {
+            Some(_) => None,
+            None => Some(self.lock(volume, Kind::Deletion)?),
+        };
         self.volume(volume)?;
         let now = self.judge_now(volume, retention)?;
         let mut doomed = Vec::new();
@@ -142,16 +146,17 @@ impl BackupStore {
                 doomed.push(judged.backup.as_str());
             }
         }
-        match doomed.is_empty() {
-            true => Ok(None),
-            false => self.remove_locked(volume, &doomed, &lock, work).map(Some),
+        match lock {
+            _ if doomed.is_empty() => Ok(None),
+            Some(lock) => self.remove_locked(volume, &doomed, &lock, work).map(Some),
+            None => self.remove_some(volume, &doomed, work).map(Some),
         }
     }
 
     fn judge_now(&self, volume: &str, retention: &Retention) -> Result<Vec<Judged>> {
         let (mut timed, mut others) = (Vec::new(), Vec::new());
         for backup in self.backups(volume)? {
-            let config = match self.backup(volume, &backup) {
+            let config = match self.facts(volume, &backup) {
                 // Deleted meanwhile.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error)
@@ -209,8 +214,11 @@ impl BackupStore {
             }
             let mut written = HashMap::new();
             for (_, judged) in same.iter() {
-                let stat = self.objects.stat(&names::backup_config(volume, &judged.backup))?;
-                written.insert(judged.backup.clone(), stat.map(|stat| stat.modified));
+                let modified = match self.modified(volume, Some(&judged.backup)) {
+                    Err(error) if error.kind() == ErrorKind::NotFound => None,
+                    modified => Some(modified?),
+                };
+                written.insert(judged.backup.clone(), modified);
             }
             same.sort_by_key(|(_, judged)| {
                 (written.get(&judged.backup).copied(), last == Some(judged.backup.as_str()))

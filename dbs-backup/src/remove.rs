@@ -69,6 +69,10 @@ impl BackupStore {
         self.begin();
         names::check("volume", volume)?;
         backups.iter().try_for_each(|backup| names::check("backup", backup))?;
+        if let Some(repository) = &self.repository {
+            let found = repository.remove(volume, backups)?;
+            return Ok(Removed { found, ..Removed::default() });
+        }
         let lock = self.lock(volume, Kind::Deletion)?;
         self.remove_locked(volume, backups, &lock, work)
     }
@@ -103,7 +107,7 @@ impl BackupStore {
             self.save_volume(&config)?;
         }
         self.remove_facts(&names::backups(volume), facts(), lock, work)?;
-        let mut removed = self.collect(volume, &others, lock, work)?;
+        let mut removed = self.collect_blocks(volume, &others, lock, work)?;
         removed.found = found;
         if removed.kept.is_none() {
             config.block_count = removed.blocks_left;
@@ -120,6 +124,9 @@ impl BackupStore {
     pub fn remove_volume(&self, volume: &str, work: &mut Work<'_>) -> Result<()> {
         self.begin();
         names::check("volume", volume)?;
+        if let Some(repository) = &self.repository {
+            return repository.remove_volume(volume);
+        }
         let folder = names::volume(volume);
         if self.objects.list(&folder)?.is_empty() {
             return Ok(());
@@ -180,7 +187,7 @@ impl BackupStore {
     }
 
     /// Deletes blocks that nothing refers to, and files whose writers were killed.
-    fn collect(
+    fn collect_blocks(
         &self,
         volume: &str,
         others: &Others,
@@ -286,6 +293,7 @@ mod tests {
     use super::*;
     use crate::objects::hooked::Hooked;
     use crate::objects::{Directory, Objects};
+    use crate::store::Present;
     use crate::url::Url;
     use crate::{CreateOptions, Created, Source};
     use std::ops::Range;
@@ -432,6 +440,7 @@ mod tests {
             };
             assert!(error.to_string().contains("look at the clocks"), "{error}");
             let left = other.blocks(VOLUME, &mut Work::new(&mut |_, _| true)).unwrap();
+            let Present::Names(left) = left else { panic!("it is no repository") };
             assert_eq!(left.len(), 2, "the one that was on its way is gone");
         }
     }

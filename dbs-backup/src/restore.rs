@@ -3,12 +3,13 @@
 use crate::blocks::{Target, is_zero};
 use crate::codec::{self, Method};
 use crate::config::{BackupConfig, Block, VolumeConfig};
-use crate::lock::{Kind, Lock};
+use crate::lock::Lock;
 use crate::names::{self, BlockName};
 use crate::pool::{self, Rate, Work};
 use crate::store::BackupStore;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
+use std::collections::HashMap;
 
 /// What is written at once, or is not if it is zeros.
 const PART: usize = 4096;
@@ -45,11 +46,12 @@ pub struct Restoration<'a> {
     backup: BackupConfig,
     block_size: u64,
     method: Method,
-    _lock: Lock,
+    _lock: Option<Lock>,
 }
 
 enum Job {
-    Write(Block),
+    /// Blocks that are read together.
+    Write(Vec<Block>),
     Zero(u64, u64),
 }
 
@@ -61,8 +63,8 @@ impl BackupStore {
     pub fn restore(&self, volume: &str, backup: &str) -> Result<Restoration<'_>> {
         self.begin();
         names::check("volume", volume)?;
-        let lock = self.lock(volume, Kind::Work)?;
-        let config = self.volume_to_restore(volume)?;
+        let lock = self.lock_work(volume)?;
+        let config = self.volume_to_restore(volume, Some(backup))?;
         let backup = self.complete_backup(volume, backup)?;
         let (block_size, method) = (backup.block_size()?, backup.method()?);
         Ok(Restoration { store: self, volume: config, backup, block_size, method, _lock: lock })
@@ -113,11 +115,12 @@ impl Restoration<'_> {
         }
         let jobs = match onto {
             Onto::Empty | Onto::Image => {
-                self.backup.blocks.iter().copied().map(Job::Write).collect()
+                self.backup.blocks.iter().map(|block| Job::Write(vec![*block])).collect()
             }
             Onto::Anything => self.everything(target.size()),
             Onto::Backup(base) => self.differences(base)?,
         };
+        let jobs = joined(jobs, self.store.run());
         let total = jobs.iter().map(|job| job.length(self.block_size)).sum();
         let (stop, mut all) = (&*self.store.stop, Restored::default());
         let rate = Rate::new(work.rate, stop);
@@ -146,7 +149,7 @@ impl Restoration<'_> {
             if block.offset > at {
                 jobs.push(Job::Zero(at, block.offset - at));
             }
-            jobs.push(Job::Write(*block));
+            jobs.push(Job::Write(vec![*block]));
             at = block.offset + self.block_size;
         }
         if end > at {
@@ -171,7 +174,7 @@ impl Restoration<'_> {
                 jobs.push(Job::Zero(gone.offset, self.block_size));
             }
             if old.next_if(|old| old.offset == block.offset) != Some(block) {
-                jobs.push(Job::Write(*block));
+                jobs.push(Job::Write(vec![*block]));
             }
         }
         jobs.extend(old.map(|gone| Job::Zero(gone.offset, self.block_size)));
@@ -194,21 +197,37 @@ impl Restoration<'_> {
                 }
                 Ok(Restored { length: *length, ..Restored::default() })
             }
-            Job::Write(block) if onto == Onto::Anything && self.is_there(block, target)? => {
-                Ok(Restored { length, ..Restored::default() })
-            }
-            Job::Write(block) => {
-                let (content, downloaded) = self.store.fetch(
-                    &self.volume.name,
-                    block.name,
-                    self.method,
-                    self.block_size,
-                    rate,
-                )?;
-                let data = write(target, block.offset, &content, onto != Onto::Empty)?;
-                Ok(Restored { length, data, downloaded })
+            Job::Write(blocks) => {
+                let mut needed = Vec::new();
+                for block in blocks {
+                    if onto != Onto::Anything || !self.is_there(block, target)? {
+                        needed.push(*block);
+                    }
+                }
+                self.write_blocks(&needed, target, onto, rate, length)
             }
         }
+    }
+
+    fn write_blocks(
+        &self,
+        blocks: &[Block],
+        target: &impl Target,
+        onto: Onto<'_>,
+        rate: &Rate<'_>,
+        length: u64,
+    ) -> Result<Restored> {
+        let names: Vec<_> = blocks.iter().map(|block| block.name).collect();
+        let (volume, size) = (&self.volume.name, self.block_size);
+        let (contents, downloaded) =
+            self.store.fetch_some(volume, &names, self.method, size, rate)?;
+        let mut data = 0;
+        for (offset, content) in
+            blocks.iter().filter_map(|b| Some((b.offset, contents.get(&b.name)?)))
+        {
+            data += write(target, offset, content, onto != Onto::Empty)?;
+        }
+        Ok(Restored { length, data, downloaded })
     }
 
     /// Whether the target has the block already.
@@ -216,22 +235,69 @@ impl Restoration<'_> {
         let mut content = vec![0; self.block_size as usize];
         let length = self.block_size.min(target.size() - block.offset);
         target.read_at(block.offset, &mut content[..length as usize])?;
-        Ok(BlockName::of(&content) == block.name)
+        Ok(self.store.name_of(&content) == block.name)
     }
 }
 
 impl Job {
     fn length(&self, block_size: u64) -> u64 {
         match self {
-            Self::Write(_) => block_size,
+            Self::Write(blocks) => blocks.len() as u64 * block_size,
             Self::Zero(_, length) => *length,
         }
     }
 }
 
+/// Blocks that follow each other are one job, of at most `run` blocks.
+fn joined(jobs: Vec<Job>, run: usize) -> Vec<Job> {
+    let mut all: Vec<Job> = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        match (all.last_mut(), job) {
+            (Some(Job::Write(before)), Job::Write(blocks)) if before.len() < run => {
+                before.extend(blocks);
+            }
+            (_, job) => all.push(job),
+        }
+    }
+    all
+}
+
 impl BackupStore {
-    /// The facts of a volume, without which none of its backups can be restored.
-    pub(crate) fn volume_to_restore(&self, volume: &str) -> Result<VolumeConfig> {
+    /// Blocks that are read together.
+    pub(crate) fn run(&self) -> usize {
+        self.repository.as_ref().map_or(1, |repository| repository.run())
+    }
+
+    /// The content of blocks by their names, and the bytes that were read.
+    pub(crate) fn fetch_some(
+        &self,
+        volume: &str,
+        names: &[BlockName],
+        method: Method,
+        size: u64,
+        rate: &Rate<'_>,
+    ) -> Result<(HashMap<BlockName, Vec<u8>>, u64)> {
+        if let Some(repository) = &self.repository {
+            return repository.fetch_some(names, rate);
+        }
+        let (mut contents, mut downloaded) = (HashMap::new(), 0);
+        for name in names {
+            let (content, bytes) = self.fetch(volume, *name, method, size, rate)?;
+            contents.insert(*name, content);
+            downloaded += bytes;
+        }
+        Ok((contents, downloaded))
+    }
+
+    /// The facts of a volume, without which none of its backups can be restored. In a repository each backup has its own.
+    pub(crate) fn volume_to_restore(
+        &self,
+        volume: &str,
+        backup: Option<&str>,
+    ) -> Result<VolumeConfig> {
+        if let (Some(repository), Some(backup)) = (&self.repository, backup) {
+            return repository.volume_of(volume, backup);
+        }
         let config = self.volume(volume).map_err(|error| match error.kind() {
             ErrorKind::NotFound => {
                 error.context(format!("Source volume doesn't exist in backupstore: {volume}"))
@@ -253,6 +319,9 @@ impl BackupStore {
         size: u64,
         rate: &Rate<'_>,
     ) -> Result<(Vec<u8>, u64)> {
+        if let Some(repository) = &self.repository {
+            return repository.fetch(name, rate);
+        }
         let path = names::block(volume, name);
         // Compressed blocks that are longer than blocks are so by their headers.
         let limit = size + size / 16 + 4096;

@@ -5,6 +5,7 @@ use crate::lock::{Kind, Lock, Times};
 use crate::names::{self, BlockName};
 use crate::objects::{self, Bytes, Directory, Objects, azure, mount, s3};
 use crate::pool::{self, Work};
+use crate::repository::{self, Collected, InitOptions, Repository, Secret};
 use crate::url::Url;
 use dbs_core::{Error, ErrorKind, Result};
 use std::collections::HashSet;
@@ -29,11 +30,90 @@ pub struct BackupStore {
     pub(crate) times: Times,
     /// Bytes that a backup's facts may have.
     limit: u64,
+    /// The layout is that of a repository, not Longhorn's.
+    pub(crate) repository: Option<Arc<Repository>>,
+}
+
+/// The blocks that are there.
+pub(crate) enum Present {
+    Names(HashSet<BlockName>),
+    /// Those that stay, for writers.
+    In(Arc<Repository>),
+    /// All that can be read.
+    Readable(Arc<Repository>),
+}
+
+impl Present {
+    pub fn contains(&self, name: BlockName) -> bool {
+        match self {
+            Self::Names(names) => names.contains(&name),
+            Self::In(repository) => repository.is_there(name),
+            Self::Readable(repository) => repository.is_readable(name),
+        }
+    }
 }
 
 impl BackupStore {
-    /// Opens the store that a URL names. Credentials, endpoints and certificates come from `variable`, which gives the
-    /// value of an environment variable.
+    /// Opens the store that a URL names: a repository, if one is there, else one in Longhorn's layout. The key of an
+    /// encrypted one comes from `variable`, too.
+    ///
+    /// # Errors
+    /// As [`BackupStore::open`]; `Invalid` if the key is wrong, or if one is given and nothing is encrypted; `Corrupt`;
+    /// `Unsupported` if the repository has another format.
+    pub fn open_any(url: &Url, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let secret = Secret::from_variables(variable)?;
+        Self::open(url, variable)?.with_repository(secret.as_ref())
+    }
+
+    /// The same store, as the repository that is there, if one is.
+    ///
+    /// # Errors
+    /// As [`BackupStore::open_any`].
+    pub fn with_repository(self, secret: Option<&Secret>) -> Result<Self> {
+        let repository = Repository::open(&self.objects, secret, &self.stop)?.map(Arc::new);
+        Ok(Self { repository, ..self })
+    }
+
+    /// Makes a repository of a place without backups.
+    ///
+    /// # Errors
+    /// `Exists` if there are backups, or a repository; those of the store.
+    pub fn init(&self, options: &InitOptions) -> Result<()> {
+        repository::init(&self.objects, options)
+    }
+
+    /// Whether it is a repository.
+    #[must_use]
+    pub fn is_repository(&self) -> bool {
+        self.repository.is_some()
+    }
+
+    /// Collects what no backup needs. None in Longhorn's layout, where deletions do that.
+    ///
+    /// # Errors
+    /// `Corrupt` if a backup cannot be read: nothing is removed then; `Interrupted`; those of the store.
+    pub fn collect(&self, work: &mut Work<'_>) -> Result<Option<Collected>> {
+        self.begin();
+        self.repository.as_ref().map(|repository| repository.collect(work)).transpose()
+    }
+
+    /// Has the next backups write anew what verifications by this object have found damaged, as far as the volumes still have
+    /// it. Returns how many packs that concerns.
+    ///
+    /// # Errors
+    /// `Invalid` in Longhorn's layout, where a full backup does that; those of the store.
+    pub fn mend(&self) -> Result<u64> {
+        self.begin();
+        match &self.repository {
+            Some(repository) => repository.condemn_damaged(),
+            None => Err(Error::invalid(
+                "in Longhorn's layout, `dbs backup create --full` mends damaged blocks",
+            )),
+        }
+    }
+
+    /// Opens the store in Longhorn's layout that a URL names. Credentials, endpoints and certificates come from `variable`,
+    /// which gives the value of an environment variable.
     ///
     /// # Errors
     /// `Unsupported` for a scheme that nobody knows; those of reaching the store.
@@ -62,7 +142,14 @@ impl BackupStore {
     #[must_use]
     pub fn on(url: &Url, objects: Arc<dyn Objects>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        Self { objects, url: url.store(), stop, times: Times::default(), limit: BACKUP_LIMIT }
+        Self {
+            objects,
+            url: url.store(),
+            stop,
+            times: Times::default(),
+            limit: BACKUP_LIMIT,
+            repository: None,
+        }
     }
 
     /// Without the pause in which two who take a lock at the same time see each other: for tests.
@@ -93,6 +180,9 @@ impl BackupStore {
     /// Those of the store, here and below.
     pub fn volumes(&self) -> Result<Vec<String>> {
         self.stop.store(false, Ordering::SeqCst);
+        if let Some(repository) = &self.repository {
+            return repository.volumes();
+        }
         let mut folders = vec![names::volumes()];
         for _ in 0..3 {
             let mut below = Vec::new();
@@ -124,6 +214,9 @@ impl BackupStore {
     /// `NotFound`; `Corrupt`, also if they are those of another volume.
     pub fn volume(&self, volume: &str) -> Result<VolumeConfig> {
         names::check("volume", volume)?;
+        if let Some(repository) = &self.repository {
+            return repository.volume(volume);
+        }
         let path = names::volume_config(volume);
         let mut config = VolumeConfig::parse(&path, &self.objects.get(&path, VOLUME_LIMIT)?)?;
         if config.name.is_empty() {
@@ -146,6 +239,9 @@ impl BackupStore {
     pub fn modified(&self, volume: &str, backup: Option<&str>) -> Result<SystemTime> {
         names::check("volume", volume)?;
         backup.iter().try_for_each(|backup| names::check("backup", backup))?;
+        if let Some(repository) = &self.repository {
+            return repository.modified(volume, backup);
+        }
         let path = match backup {
             Some(backup) => names::backup_config(volume, backup),
             None => names::volume_config(volume),
@@ -160,6 +256,9 @@ impl BackupStore {
     /// Those of the store.
     pub fn backups(&self, volume: &str) -> Result<Vec<String>> {
         names::check("volume", volume)?;
+        if let Some(repository) = &self.repository {
+            return repository.backups(volume);
+        }
         let files = self.objects.list(&names::backups(volume))?;
         let mut found: Vec<String> =
             files.iter().filter_map(|file| names::backup_of(file)).map(str::to_owned).collect();
@@ -174,6 +273,9 @@ impl BackupStore {
     pub fn backup(&self, volume: &str, backup: &str) -> Result<BackupConfig> {
         names::check("volume", volume)?;
         names::check("backup", backup)?;
+        if let Some(repository) = &self.repository {
+            return repository.backup(volume, backup);
+        }
         let path = names::backup_config(volume, backup);
         let bytes = self.objects.get(&path, self.limit).map_err(|error| match error.kind() {
             // Too much to read is no damage, for which users delete backups.
@@ -198,6 +300,9 @@ impl BackupStore {
     /// if what is said up to there is all that a list needs.
     pub(crate) fn listed_backup(&self, volume: &str, backup: &str) -> Result<BackupConfig> {
         names::check("backup", backup)?;
+        if let Some(repository) = &self.repository {
+            return repository.listed(volume, backup);
+        }
         let path = names::backup_config(volume, backup);
         match self.objects.get_start(&path, START) {
             Ok(all) if (all.len() as u64) < START => {
@@ -215,18 +320,46 @@ impl BackupStore {
         self.complete_backup(volume, backup)
     }
 
+    /// The facts of a backup, complete or not, perhaps without its blocks.
+    pub(crate) fn facts(&self, volume: &str, backup: &str) -> Result<BackupConfig> {
+        match &self.repository {
+            Some(repository) => repository.listed(volume, backup),
+            None => self.backup(volume, backup),
+        }
+    }
+
     pub(crate) fn save_volume(&self, volume: &VolumeConfig) -> Result<()> {
         self.objects.put(&names::volume_config(&volume.name), &config::encode(volume)?)
     }
 
     /// The blocks that are there. An empty file is none: a power loss can leave one where a program wrote a block
     /// without a sync.
-    pub(crate) fn blocks(&self, volume: &str, work: &mut Work<'_>) -> Result<HashSet<BlockName>> {
+    pub(crate) fn blocks(&self, volume: &str, work: &mut Work<'_>) -> Result<Present> {
+        if let Some(repository) = &self.repository {
+            repository.load(work.workers, &mut || (work.progress)(0, 0))?;
+            return Ok(Present::In(Arc::clone(repository)));
+        }
         let mut found = HashSet::new();
         self.walk(&names::blocks(volume), work, &mut |path, size| {
             found.extend(names::block_of(path).filter(|_| size() != Some(0)));
         })?;
-        Ok(found)
+        Ok(Present::Names(found))
+    }
+
+    /// The blocks that a reader finds.
+    pub(crate) fn readable(&self, volume: &str, work: &mut Work<'_>) -> Result<Present> {
+        let present = self.blocks(volume, work)?;
+        let Present::In(repository) = present else { return Ok(present) };
+        repository.adopt()?;
+        Ok(Present::Readable(repository))
+    }
+
+    /// The name of a block with this content.
+    pub(crate) fn name_of(&self, content: &[u8]) -> BlockName {
+        match &self.repository {
+            Some(repository) => repository.name_of(content),
+            None => BlockName::of(content),
+        }
     }
 
     /// As [`Objects::walk`]. The caller can end it at any time:
@@ -249,6 +382,14 @@ impl BackupStore {
             None if !(work.progress)(0, 0) => Err(pool::interrupted()),
             _ => Ok(()),
         })
+    }
+
+    /// The lock of a backup or restore. A repository has none.
+    pub(crate) fn lock_work(&self, volume: &str) -> Result<Option<Lock>> {
+        match &self.repository {
+            Some(_) => Ok(None),
+            None => self.lock(volume, Kind::Work).map(Some),
+        }
     }
 
     pub(crate) fn lock(&self, volume: &str, kind: Kind) -> Result<Lock> {

@@ -46,7 +46,7 @@ impl BackupStore {
     ) -> Result<Verified> {
         self.begin();
         let config = self.complete_backup(volume, backup)?;
-        self.volume_to_restore(volume)?;
+        self.volume_to_restore(volume, Some(backup))?;
         let (size, method) = (config.block_size()?, config.method()?);
         let mut different: Vec<(BlockName, u64)> =
             config.blocks.iter().map(|block| (block.name, block.offset)).collect();
@@ -61,29 +61,35 @@ impl BackupStore {
         if content {
             let rate = Rate::new(work.rate, &self.stop);
             let (total, mut done) = (found.different * size, 0);
-            pool::each(
-                work.workers,
-                &self.stop,
-                different.into_iter(),
-                |(name, offset)| match self.fetch(volume, name, method, size, &rate) {
-                    Ok(_) => Ok(None),
-                    Err(error) if is_verdict(error.kind()) => {
-                        Ok(Some(bad(name, offset, &error.to_string())))
-                    }
-                    Err(error) => Err(error),
-                },
-                |result| {
-                    if let Some(result) = result {
-                        done += size;
-                        found.bad.extend(result);
-                    }
-                    if (work.progress)(done, total) { Ok(()) } else { Err(pool::interrupted()) }
-                },
-            )?;
+            let one = |(name, offset): (BlockName, u64)| match self
+                .fetch(volume, name, method, size, &rate)
+            {
+                Ok(_) => Ok(None),
+                Err(error) if is_verdict(error.kind()) => {
+                    Ok(Some(bad(name, offset, &error.to_string())))
+                }
+                Err(error) => Err(error),
+            };
+            // Together, and only if something is wrong one by one.
+            let some = |run: &[(BlockName, u64)]| {
+                let names: Vec<_> = run.iter().map(|(name, _)| *name).collect();
+                let together =
+                    run.len() > 1 && self.fetch_some(volume, &names, method, size, &rate).is_ok();
+                let results = if together { &[][..] } else { run };
+                let results = results.iter().map(|block| one(*block));
+                Ok((run.len() as u64, results.collect::<Result<Vec<_>>>()?))
+            };
+            pool::each(work.workers, &self.stop, different.chunks(self.run()), some, |result| {
+                if let Some((count, results)) = result {
+                    done += count * size;
+                    found.bad.extend(results.into_iter().flatten());
+                }
+                if (work.progress)(done, total) { Ok(()) } else { Err(pool::interrupted()) }
+            })?;
             found.read = total;
         } else {
-            let present = self.blocks(volume, work)?;
-            let missing = different.iter().filter(|(name, _)| !present.contains(name));
+            let present = self.readable(volume, work)?;
+            let missing = different.iter().filter(|(name, _)| !present.contains(*name));
             found.bad.extend(missing.map(|(name, offset)| bad(*name, *offset, "it is not there")));
         }
         found.bad.sort_unstable_by_key(|block| block.offset);

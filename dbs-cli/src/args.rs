@@ -120,6 +120,8 @@ pub enum BackupCommand {
     #[command(visible_alias = "rm")]
     Delete(backup::Delete),
     Prune(backup::Prune),
+    Init(backup::Init),
+    Collect(backup::Collect),
 }
 
 /// Runs the command; most only succeed or fail.
@@ -204,6 +206,8 @@ fn run_backup(command: BackupCommand, context: &Context) -> Result<ExitCode> {
         BackupCommand::Verify(command) => return command.run(context),
         BackupCommand::Delete(command) => command.run(context),
         BackupCommand::Prune(command) => command.run(context),
+        BackupCommand::Init(command) => command.run(context),
+        BackupCommand::Collect(command) => command.run(context),
     }
     .map(|()| ExitCode::SUCCESS)
 }

@@ -165,7 +165,7 @@ impl Azure {
     }
 
     fn judge(&self, call: &Call<'_>, answer: Answer) -> Result<Verdict<Option<Answer>>> {
-        if matches!(answer.status, 200..=299) || (call.starts && answer.is_beyond()) {
+        if matches!(answer.status, 200..=299) || (call.from.is_some() && answer.is_beyond()) {
             return Ok(Verdict::Done(Some(answer)));
         }
         let code = answer.header("x-ms-error-code").unwrap_or_default().to_owned();

@@ -5,7 +5,7 @@ use crate::names::{BASE, TEMPORARY};
 use dbs_core::{Error, Result};
 use nix::fcntl::OFlag;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -140,11 +140,11 @@ impl Objects for Directory {
         Ok(content)
     }
 
-    fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>> {
+    fn get_range(&self, path: &str, start: u64, most: u64) -> Result<Vec<u8>> {
         // What is no file is not waited for.
         let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(self.at(path));
-        let file = match opened {
+        let mut file = match opened {
             Err(error) if error.kind() == ErrorKind::NotFound => return Err(missing(path)),
             opened => opened.map_err(|e| failed(e, "opening", &self.at(path)))?,
         };
@@ -154,6 +154,9 @@ impl Objects for Directory {
             return Err(missing(path).context("what is there is no file"));
         }
         let mut content = Vec::new();
+        if start > 0 {
+            file.seek(SeekFrom::Start(start)).map_err(|e| failed(e, "reading", &self.at(path)))?;
+        }
         let read = file.take(most).read_to_end(&mut content);
         read.map_err(|e| failed(e, "reading", &self.at(path)))?;
         Ok(content)

@@ -40,8 +40,8 @@ impl Objects for Hooked {
         content
     }
 
-    fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>> {
-        self.inner.get_start(path, most)
+    fn get_range(&self, path: &str, start: u64, most: u64) -> Result<Vec<u8>> {
+        self.inner.get_range(path, start, most)
     }
 
     fn stat(&self, path: &str) -> Result<Option<Stat>> {

@@ -41,8 +41,15 @@ pub type Allowed<'a> = &'a (dyn Fn() -> Result<()> + Sync);
 pub trait Objects: Send + Sync {
     /// The whole object, which has at most `limit` bytes: a longer one is `Corrupt`, none is `NotFound`.
     fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>>;
-    /// The first `most` bytes of an object, or all of it. A server that gives more than it was asked for is `Corrupt`.
-    fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>>;
+    /// `most` bytes of an object from `start`, or as many as it has there. A server that gives more than it was asked for,
+    /// or another part, is `Corrupt`.
+    fn get_range(&self, path: &str, start: u64, most: u64) -> Result<Vec<u8>>;
+
+    /// The first `most` bytes of an object, or all of it.
+    fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>> {
+        self.get_range(path, 0, most)
+    }
+
     /// Writes an object, or writes it anew. A reader finds the old or the new content and nothing between, also after
     /// a power loss. On return the new one is durable.
     fn put(&self, path: &str, content: &[u8]) -> Result<()>;

@@ -1,7 +1,7 @@
 //! Objects of a server: what S3 and Azure have in common.
 
 use super::http::{Answer, Variables};
-use super::{Allowed, Found, Objects, Stat, missing};
+use super::{Allowed, Found, Objects, Stat, missing, too_long};
 use crate::names::BlockName;
 use crate::pool;
 use crate::url::{Url, encode};
@@ -14,6 +14,8 @@ use std::time::SystemTime;
 
 /// Bytes of an answer that is a list or an error.
 const LIST_LIMIT: u64 = 16 << 20;
+/// The status of an answer with a part of an object.
+const PARTIAL: u16 = 206;
 /// Objects that are removed at once.
 const REMOVALS: usize = 16;
 /// Names on a page: as many as S3 and Azure both give.
@@ -44,8 +46,8 @@ pub(crate) struct Call<'a> {
     pub query: Vec<(&'static str, String)>,
     pub body: &'a [u8],
     pub limit: u64,
-    /// No more than `limit` bytes are asked for, of what may have more.
-    pub starts: bool,
+    /// From here no more than `limit` bytes are asked for, of what may have more.
+    pub from: Option<u64>,
     /// Asked before each try.
     pub allowed: Allowed<'a>,
 }
@@ -69,7 +71,7 @@ impl<'a> Call<'a> {
     /// Of an object.
     pub fn of(method: &'static str, path: &'a str, body: &'a [u8], limit: u64) -> Self {
         let (path, query) = (Some(path), Vec::new());
-        Self { method, path, query, body, limit, starts: false, allowed: &|| Ok(()) }
+        Self { method, path, query, body, limit, from: None, allowed: &|| Ok(()) }
     }
 
     /// Of a page of a list.
@@ -79,7 +81,8 @@ impl<'a> Call<'a> {
 
     /// The range of bytes that is asked for.
     pub fn range(&self) -> Option<String> {
-        self.starts.then(|| format!("bytes=0-{}", self.limit.saturating_sub(1)))
+        let last = |from: u64| from.saturating_add(self.limit.saturating_sub(1));
+        self.from.map(|from| format!("bytes={from}-{}", last(from)))
     }
 
     /// The query as it is in a URL.
@@ -152,10 +155,17 @@ impl<S: Service> Objects for Remote<S> {
         answer.map(|answer| answer.body).ok_or_else(|| missing(path))
     }
 
-    fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>> {
-        let call = Call { starts: true, ..Call::of("GET", path, &[], most) };
+    fn get_range(&self, path: &str, start: u64, most: u64) -> Result<Vec<u8>> {
+        let call = Call { from: Some(start), ..Call::of("GET", path, &[], most) };
         let answer = self.service.call(&call)?.ok_or_else(|| missing(path))?;
-        Ok(if answer.is_beyond() { Vec::new() } else { answer.body })
+        if answer.is_beyond() {
+            return Ok(Vec::new());
+        }
+        // A server that knows no ranges gives the object from its beginning.
+        if start > 0 && answer.status != PARTIAL {
+            return Err(too_long(path, most));
+        }
+        Ok(answer.body)
     }
 
     fn put(&self, path: &str, content: &[u8]) -> Result<()> {

@@ -131,7 +131,7 @@ impl Reader {
         let store = &self.shared.store;
         // First: what is read from now on is not deleted.
         let lock = self.shared.lock(volume)?;
-        let facts = store.volume_to_restore(volume)?;
+        let facts = store.volume_to_restore(volume, Some(backup))?;
         let written = store.modified(volume, Some(backup))?;
         let config = store.complete_backup(volume, backup)?;
         Ok(Arc::new(OpenBackup {
@@ -206,7 +206,7 @@ impl Drop for Reader {
 impl Shared {
     /// The lock of a volume: that which others hold, or a new one.
     fn lock(&self, volume: &str) -> Result<Option<Arc<Lock>>> {
-        if !self.has_locks {
+        if !self.has_locks || self.store.is_repository() {
             return Ok(None);
         }
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,6 +7,7 @@ mod foreign;
 mod hostile;
 mod others;
 mod read;
+mod repository;
 mod round;
 mod s3;
 mod s3_server;

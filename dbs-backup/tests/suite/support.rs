@@ -36,10 +36,15 @@ pub struct Memory {
     /// Bytes of objects of which the start was read.
     pub read: AtomicU64,
     fault: Mutex<Option<(u64, Fault)>>,
-    at_put: Mutex<Option<Box<AtPut>>>,
+    at_put: Mutex<Option<Arc<AtPut>>>,
 }
 
-type AtPut = dyn Fn(&str, &[u8]) + Send;
+type AtPut = dyn Fn(&str, &[u8]) + Send + Sync;
+
+thread_local! {
+    /// What is written by what is called before a writing is called for nothing.
+    static IN_HOOK: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
 
 impl Memory {
     /// Lets the call fail that comes after `calls` further ones.
@@ -49,8 +54,8 @@ impl Memory {
     }
 
     /// Calls this before each object is written.
-    pub fn at_put(&self, call: impl Fn(&str, &[u8]) + Send + 'static) {
-        *self.at_put.lock().unwrap() = Some(Box::new(call));
+    pub fn at_put(&self, call: impl Fn(&str, &[u8]) + Send + Sync + 'static) {
+        *self.at_put.lock().unwrap() = Some(Arc::new(call));
     }
 
     pub fn calls(&self) -> u64 {
@@ -76,8 +81,24 @@ impl Memory {
 
     /// Everything that is there is old: locks mean nothing any more.
     pub fn age(&self) {
+        self.age_by(Duration::from_secs(4000));
+    }
+
+    pub fn age_by(&self, time: Duration) {
         for (_, modified) in self.objects.lock().unwrap().values_mut() {
-            *modified -= Duration::from_secs(4000);
+            *modified -= time;
+        }
+    }
+
+    pub fn content(&self, path: &str) -> Option<Vec<u8>> {
+        self.objects.lock().unwrap().get(path).map(|object| object.0.clone())
+    }
+
+    pub fn set(&self, path: &str, content: Option<Vec<u8>>) {
+        let mut objects = self.objects.lock().unwrap();
+        match content {
+            Some(content) => drop(objects.insert(path.to_owned(), (content, SystemTime::now()))),
+            None => drop(objects.remove(path)),
         }
     }
 
@@ -132,16 +153,19 @@ impl Objects for Memory {
         if found.len() as u64 > limit { Err(Error::corrupt("too long")) } else { Ok(found) }
     }
 
-    fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>> {
-        let mut content = self.get(path, u64::MAX)?;
-        content.truncate(most as usize);
+    fn get_range(&self, path: &str, start: u64, most: u64) -> Result<Vec<u8>> {
+        let content = self.get(path, u64::MAX)?;
+        let content: Vec<u8> =
+            content.into_iter().skip(start as usize).take(most as usize).collect();
         self.read.fetch_add(content.len() as u64, Ordering::SeqCst);
         Ok(content)
     }
 
     fn put(&self, path: &str, content: &[u8]) -> Result<()> {
-        if let Some(call) = &*self.at_put.lock().unwrap() {
+        let call = self.at_put.lock().unwrap().clone();
+        if let Some(call) = call.filter(|_| !IN_HOOK.replace(true)) {
             call(path, content);
+            IN_HOOK.set(false);
         }
         let object = (content.to_vec(), SystemTime::now());
         self.call(|| {

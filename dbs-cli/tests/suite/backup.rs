@@ -547,3 +547,85 @@ fn files(folder: &std::path::Path, end: &str) -> Vec<std::path::PathBuf> {
     }
     all
 }
+
+/// All commands on a repository, which nobody reads without its passphrase.
+#[test]
+fn backups_in_a_repository() {
+    let place = Place::with_store();
+    let root = place.path("backups");
+    std::fs::create_dir(&root).unwrap();
+    let url = format!("vfs://{}", root.display());
+    let keyed = |args: &str| {
+        let mut command = place.bare();
+        command.env("DBS_STORE", place.store()).env("DBS_BACKUP_PASSPHRASE", "a secret");
+        run(command.args(["--json", "--yes", "backup"]).args(args.split_whitespace()))
+    };
+    backup(&place, &format!("init {url} --encrypt")).exits(2, "no key");
+    keyed(&format!("init {url}")).exits(2, "not to be encrypted");
+    keyed(&format!("list {url}")).exits(2, "nothing is written in the clear");
+    let made = keyed(&format!("init {url} --encrypt")).ok("init").json();
+    assert_eq!((&made["url"], &made["encrypted"]), (&url.as_str().into(), &true.into()));
+    keyed(&format!("init {url} --encrypt")).exits(13, "there is one");
+    let without = backup(&place, &format!("list {url}"));
+    assert!(without.exits(2, "without the key").stderr.contains("DBS_BACKUP_PASSPHRASE"));
+
+    place.dbs("volume create vol 9000KiB").ok("create");
+    write(&place, 0, &[1; 8192]);
+    write(&place, 5 << 20, &[2; 3 << 20]);
+    place.dbs("snapshot create vol@one").ok("snapshot");
+    let first = keyed(&format!("create vol@one {url} --name backup-1")).ok("first").json();
+    assert_eq!((&first["base"], first["size"].as_u64()), (&Value::Null, Some(4 << 20)));
+    write(&place, 4096, &[3; 4096]);
+    place.dbs("snapshot create vol@two").ok("snapshot");
+    let served = place.serve("");
+    let second = keyed(&format!("create vol@two {url} --name backup-2")).ok("second").json();
+    assert_eq!(second["base"], "backup-1");
+    served.stop();
+    // The chunk that changed, and the last one, which is no whole one.
+    assert_eq!(second["read"].as_u64(), Some(2 << 20));
+    keyed(&format!("create vol@two {url} --block-size 16MiB")).exits(2, "it has its own size");
+    for (name, snapshot) in [("backup-1", "vol@one"), ("backup-2", "vol@two")] {
+        let there = format!("{url}?backup={name}&volume=vol");
+        keyed(&format!("restore {there} {name}")).ok("restore");
+        assert!(exported(&place, name) == exported(&place, snapshot), "{name}");
+        let verified = keyed(&format!("verify {there} --data")).ok("verify").json();
+        assert_eq!(verified[0]["verified"]["bad"], serde_json::json!([]));
+    }
+    let list = keyed(&format!("list {url}")).ok("list").json();
+    assert_eq!((&list[0]["volume"], &list[0]["backups"]), (&"vol".into(), &2.into()));
+    let list = keyed(&format!("list {url}?volume=vol")).ok("list").json();
+    assert_eq!((&list[1]["backup"], &list[1]["snapshot"]), (&"backup-2".into(), &"two".into()));
+    let shown = keyed(&format!("show {}", second["url"].as_str().unwrap())).ok("show").json();
+    assert_eq!((&shown["state"], &shown["block_size"]), (&"complete".into(), &(1 << 20).into()));
+
+    // Damage is found, named, and mended by the next backup.
+    let folder = root.join("dbs-repository/packs");
+    let mut packs: Vec<_> = std::fs::read_dir(&folder)
+        .unwrap()
+        .flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap())
+        .map(|file| file.unwrap().path())
+        .collect();
+    packs.sort_by_key(|path| std::fs::metadata(path).unwrap().len());
+    let mut content = std::fs::read(packs.last().unwrap()).unwrap();
+    content[60] ^= 1;
+    std::fs::write(packs.last().unwrap(), content).unwrap();
+    let bad = keyed(&format!("verify {url}?volume=vol --data --mend")).exits(4, "damage");
+    let name = packs.last().unwrap().file_name().unwrap().to_str().unwrap();
+    assert!(bad.json().to_string().contains(name), "{name}");
+    keyed(&format!("create vol {url} --name backup-3")).ok("third");
+    keyed(&format!("verify {url}?backup=backup-3&volume=vol --data")).ok("mended");
+
+    keyed(&format!("delete {url}?backup=backup-1&volume=vol")).ok("delete");
+    let pruned = keyed(&format!("prune {url} --keep-last 1")).ok("prune").json();
+    assert_eq!(pruned[0]["removed"]["found"], true);
+    let collected = keyed(&format!("collect {url}")).ok("collect").json();
+    assert_eq!((&collected["backups"], &collected["removed"]), (&1.into(), &0.into()));
+    let shown =
+        String::from_utf8_lossy(&std::fs::read(root.join("dbs-repository/config")).unwrap())
+            .into_owned();
+    assert!(shown.contains("aes-256-gcm") && !shown.contains("\"key\""), "{shown}");
+    let other = place.path("longhorn");
+    std::fs::create_dir(&other).unwrap();
+    let refused = backup(&place, &format!("collect vfs://{}", other.display()));
+    assert!(refused.exits(2, "no repository").stderr.contains("no repository"));
+}

@@ -58,12 +58,13 @@ pub struct Create {
     #[arg(long)]
     full: bool,
     /// How blocks are compressed: lz4, gzip or none. The first backup of a volume decides for all later
-    /// ones
+    /// ones; in a repository, lz4 or none for each backup
     #[arg(long, default_value = "lz4", value_name = "METHOD")]
     compression: Method,
-    /// Size of blocks: 2MiB or 16MiB. A size other than that of the last backup makes a full backup
-    #[arg(long, value_parser = spec::size, default_value = "2MiB", value_name = "SIZE")]
-    block_size: u64,
+    /// Size of blocks: 2MiB, which is the default, or 16MiB. A size other than that of the last backup makes a
+    /// full backup. A repository has its own size
+    #[arg(long, value_parser = spec::size, value_name = "SIZE")]
+    block_size: Option<u64>,
     /// A label; can be repeated
     #[arg(long = "label", value_parser = spec::label, value_name = "KEY=VALUE")]
     labels: Vec<(String, String)>,
@@ -99,7 +100,7 @@ impl Create {
     }
 
     fn check(&self) -> Result<()> {
-        if !BLOCK_SIZES.contains(&self.block_size) {
+        if self.block_size.is_some_and(|size| !BLOCK_SIZES.contains(&size)) {
             return Err(Error::invalid("a size of blocks is 2MiB or 16MiB"));
         }
         if let Some((key, _)) = self.labels.iter().find(|(key, _)| key.starts_with(OWN_LABELS)) {
@@ -203,7 +204,7 @@ impl Create {
             snapshot: spec.snapshot.clone(),
             backup: self.name.clone(),
             method: self.compression,
-            block_size: Some(self.block_size),
+            block_size: self.block_size,
             full: self.full,
             labels,
             ..CreateOptions::default()

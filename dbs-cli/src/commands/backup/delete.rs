@@ -1,6 +1,7 @@
 //! `dbs backup delete` and `dbs backup prune`.
 
 use super::create::taken_for;
+use super::init::{collect, describe};
 use super::{names, open, place, place_of, url};
 use crate::confirm::confirm;
 use crate::context::{Context, typed};
@@ -17,6 +18,8 @@ use serde_json::json;
 use std::collections::HashSet;
 
 /// Delete a backup and the blocks that no other backup needs, or a volume with all its backups.
+///
+/// In a repository, `dbs backup collect` or `prune` removes the blocks, a day later.
 #[derive(Debug, Args)]
 pub struct Delete {
     /// The backup or the volume, as `dbs backup list` prints it
@@ -57,7 +60,10 @@ impl Delete {
         if !removed.found {
             return Err(Error::not_found(format!("volume {volume} has no backup {backup}")));
         }
-        let text = format!("deleted backup {backup} and {} blocks", removed.blocks);
+        let text = match backups.is_repository() {
+            true => format!("deleted backup {backup}; `dbs backup collect` frees its space"),
+            false => format!("deleted backup {backup} and {} blocks", removed.blocks),
+        };
         context.done(&removed, &text)
     }
 }
@@ -67,7 +73,8 @@ impl Delete {
 /// Each rule keeps the newest backup of each of the last hours, days, weeks, months or years that have
 /// one. A backup is kept if any rule keeps it. Times are those at which backups were asked for, in UTC.
 /// Backups that are in progress or damaged are kept, and count for no rule. If a volume cannot be pruned, as
-/// somebody backs it up, the command goes on with the others, and then ends with the error.
+/// somebody backs it up, the command goes on with the others, and then ends with the error. In a
+/// repository, the command then collects what no backup needs, as `dbs backup collect` does.
 #[derive(Debug, Args)]
 pub struct Prune {
     /// A volume in a backup store, as `dbs backup list` prints it; or the backup store, for all its volumes
@@ -158,7 +165,16 @@ impl Prune {
         }
         // Of one volume that failed there is nothing to show.
         if all.len() > 1 || failures.last.is_none() {
-            self.show(context, &all)?;
+            self.show(context, &all, &store)?;
+        }
+        if !self.dry_run && !context.stop.asked() {
+            // What became of the backups is not hidden by what becomes of the rest of them.
+            match collect(context, &store) {
+                Ok(Some(collected)) => context.note(&describe(&collected)),
+                Ok(None) => {}
+                Err(error) if failures.last.is_none() => return Err(error),
+                Err(error) => output::warn(&error.to_string()),
+            }
         }
         failures.end(all.len())
     }
@@ -186,7 +202,7 @@ impl Prune {
         Ok(pruned)
     }
 
-    fn show(&self, context: &Context, all: &[Pruned]) -> Result<()> {
+    fn show(&self, context: &Context, all: &[Pruned], store: &BackupStore) -> Result<()> {
         // Some may be kept by now.
         let doomed: usize = all.iter().map(|pruned| pruned.doomed().len()).sum();
         if context.json {
@@ -198,7 +214,10 @@ impl Prune {
         let blocks: u64 = all.iter().filter_map(|p| p.removed.as_ref()).map(|r| r.blocks).sum();
         let kept: usize = all.iter().map(|pruned| pruned.backups.len()).sum::<usize>() - doomed;
         let done = if self.dry_run { "would delete" } else { "deleted" };
-        let blocks = if self.dry_run { String::new() } else { format!(" and {blocks} blocks") };
+        let blocks = match self.dry_run || store.is_repository() {
+            true => String::new(),
+            false => format!(" and {blocks} blocks"),
+        };
         context.done(&(), &format!("{done} {}{blocks}; {} kept", count(doomed), count(kept)))
     }
 

@@ -1,7 +1,8 @@
-//! `dbs backup`: backups in Longhorn's layout, of stores that are idle or served.
+//! `dbs backup`: backups in Longhorn's layout or in a repository, of stores that are idle or served.
 
 mod create;
 mod delete;
+mod init;
 mod mount;
 mod show;
 mod volume;
@@ -24,6 +25,7 @@ use volume::Filled;
 
 pub use create::Create;
 pub use delete::{Delete, Prune};
+pub use init::{Collect, Init};
 pub use mount::Mount;
 pub use show::{List, Show};
 
@@ -48,10 +50,14 @@ impl Pace {
     }
 }
 
-/// Opens the backup store that a URL names; credentials come from the environment.
+/// The value of an environment variable.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Opens the backup store that a URL names, whichever layout it has; credentials and keys come from the environment.
 fn open(url: &Url) -> Result<BackupStore> {
-    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    BackupStore::open(url, &variable)
+    BackupStore::open_any(url, &variable)
 }
 
 /// Where the backups of a volume are, in one spelling for each place; options say how to get there.
@@ -158,7 +164,8 @@ impl Restore {
 /// Check whether a backup can be restored: exit code 4 for damage, 10 if there is nothing to verify.
 ///
 /// The command checks that all blocks of the backup are there, and with --data that each block has its
-/// content. A full backup of the same snapshot (`dbs backup create --full`) mends damaged blocks.
+/// content. A full backup of the same snapshot (`dbs backup create --full`) mends damaged blocks. In a
+/// repository, --mend has any next backup do that.
 #[derive(Debug, Args)]
 pub struct Verify {
     /// The backup, as `dbs backup list` prints it; or a volume, for all its backups
@@ -167,6 +174,10 @@ pub struct Verify {
     /// Read all blocks and compare them with their checksums
     #[arg(long)]
     data: bool,
+    /// In a repository: have the next backup of each volume write again what is damaged here, as far as the
+    /// volume still has it
+    #[arg(long, requires = "data")]
+    mend: bool,
     #[command(flatten)]
     pace: Pace,
 }
@@ -176,6 +187,10 @@ impl Verify {
         let volume = self.url.need_volume()?;
         context.stop.on_signals()?;
         let backups = open(&self.url)?;
+        if self.mend && !backups.is_repository() {
+            // Says what does.
+            backups.mend()?;
+        }
         let names = match &self.url.backup {
             Some(backup) => vec![backup.clone()],
             None => {
@@ -221,6 +236,12 @@ impl Verify {
             output::print_json(&all)?
         } else {
             output::print(&text)?
+        }
+        if self.mend && bad {
+            let packs = backups.mend()?;
+            context.note(&format!(
+                "{packs} packs are damaged: the next backups write again what the volumes still have of them"
+            ));
         }
         if bad {
             return Ok(ExitCode::from(exit::CORRUPT));

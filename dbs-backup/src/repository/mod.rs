@@ -1,0 +1,454 @@
+//! Backups in a layout of our own, which `docs/repository.md` describes: chunks that all volumes share, in large
+//! objects, perhaps encrypted.
+
+mod format;
+mod keys;
+mod manifests;
+mod state;
+mod sweep;
+mod writer;
+
+pub(crate) use format::LABELS_MAX;
+pub use keys::Secret;
+pub use sweep::Collected;
+pub(crate) use writer::{Ended, Writer};
+
+use crate::names::{BlockName, hex};
+use crate::objects::Objects;
+use crate::pool::{self, Rate};
+use dbs_core::{Error, ErrorKind, Result};
+use format::{BlobKind, CHUNK_SIZE, CONFIG_LIMIT, Config, Manifest};
+use keys::{Key, Keys, Wrapped};
+use state::{Location, State};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Objects that are read at once, if nobody says how many.
+const AT_ONCE: usize = 8;
+/// Wrapped keys that are tried.
+const KEYS_MAX: usize = 16;
+/// Bytes that one request reads at most, of blobs that are beside each other.
+const SPAN_MAX: u64 = 16 << 20;
+/// Bytes between two blobs that are read for nothing, rather than with one more request.
+const GAP_MAX: u64 = 128 << 10;
+/// Bytes of chunks that a restore reads at once.
+const RUN: u64 = 8 << 20;
+
+/// A blob, and where it is.
+type Blob = (Location, BlockName);
+
+/// 16 random bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Id([u8; 16]);
+
+impl Id {
+    fn new() -> Result<Self> {
+        keys::random().map(Self)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        keys::unhex(text).map(Self)
+    }
+}
+
+/// A repository that is open. Many threads may use it at once.
+pub(crate) struct Repository {
+    objects: Arc<dyn Objects>,
+    keys: Keys,
+    chunk_size: u64,
+    grace: Duration,
+    stop: Arc<AtomicBool>,
+    state: Mutex<State>,
+    /// Taken before `state`, by whoever loads it.
+    loading: Mutex<()>,
+    /// Manifests by their paths: they never change.
+    manifests: Mutex<HashMap<String, Arc<Manifest>>>,
+}
+
+/// How a repository is made.
+#[derive(Debug, Clone, Default)]
+pub struct InitOptions {
+    /// What to encrypt it with.
+    pub secret: Option<Secret>,
+    /// Bytes of a chunk, for tests; by default 1 MiB.
+    pub chunk_size: Option<u64>,
+    /// A passphrase is stretched little: for tests.
+    pub cheap: bool,
+}
+
+/// Makes a repository.
+///
+/// # Errors
+/// `Exists` if there are backups already; those of the store.
+pub(crate) fn init(objects: &Arc<dyn Objects>, options: &InitOptions) -> Result<()> {
+    if objects.stat(&format::path("config"))?.is_some() {
+        return Err(Error::new(ErrorKind::Exists, "there is a repository already"));
+    }
+    if !objects.list(&crate::names::volumes())?.is_empty() {
+        return Err(Error::new(
+            ErrorKind::Exists,
+            "there are backups in Longhorn's layout already: choose another place",
+        ));
+    }
+    let (key, id): (Key, Id) = (keys::random()?, Id::new()?);
+    let keys = Keys::new(key, id, options.secret.is_some());
+    if let Some(secret) = &options.secret {
+        let wrapped = format::encode(&Wrapped::new(&key, id, secret, options.cheap)?)?;
+        objects.put(&format::path(&format!("keys/{}", hex(&Id::new()?.0))), &wrapped)?;
+    }
+    let plain = options.secret.is_none().then_some(&key);
+    let config = Config::new(id, options.chunk_size.unwrap_or(CHUNK_SIZE), plain);
+    let config = config.encode(&keys)?;
+    Config::parse(&config)?;
+    // The config makes it a repository, so it comes last.
+    objects.put(&format::path("config"), &config)
+}
+
+impl Repository {
+    /// Opens the repository that is there; none if there is none.
+    ///
+    /// # Errors
+    /// `Invalid` if the secret is wrong, or if one is given and nothing is encrypted; `Corrupt`; `Unsupported`; those of
+    /// the store.
+    pub fn open(
+        objects: &Arc<dyn Objects>,
+        secret: Option<&Secret>,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<Option<Self>> {
+        let bytes = match objects.get(&format::path("config"), CONFIG_LIMIT) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return match secret {
+                    None => Ok(None),
+                    Some(_) => Err(Error::invalid(
+                        "a key is given (DBS_BACKUP_...), and there is no repository: make one with `dbs backup init`. If \
+                         there was one, look who removed it; nothing is written in the clear",
+                    )),
+                };
+            }
+            bytes => bytes?,
+        };
+        let (config, line, check) = Config::parse(&bytes)?;
+        let id = config.id()?;
+        let key = match (config.key(), secret) {
+            (Some(key), None) => key,
+            (Some(_), Some(_)) => {
+                return Err(Error::invalid(
+                    "a key is given (DBS_BACKUP_...), and the repository is not encrypted: do without the key. If it was \
+                     encrypted, somebody has replaced it",
+                ));
+            }
+            (None, None) if config.is_encrypted() => {
+                return Err(Error::invalid(
+                    "the repository is encrypted: set DBS_BACKUP_PASSPHRASE, DBS_BACKUP_PASSPHRASE_FILE or \
+                     DBS_BACKUP_KEY_FILE",
+                ));
+            }
+            (None, None) => {
+                return Err(format::damaged(&format::path("config"), "its key is none"));
+            }
+            (None, Some(_)) if !config.is_encrypted() => {
+                return Err(format::damaged(&format::path("config"), "its key is none"));
+            }
+            (None, Some(secret)) => unwrap_key(objects, id, secret)?,
+        };
+        let keys = Keys::new(key, id, config.is_encrypted());
+        if keys.config_check(line) != check {
+            let what = "it is not what was written";
+            return Err(format::damaged(&format::path("config"), what));
+        }
+        Ok(Some(Self {
+            objects: Arc::clone(objects),
+            keys,
+            chunk_size: config.chunk_size,
+            grace: Duration::from_secs(config.grace_seconds),
+            stop: Arc::clone(stop),
+            state: Mutex::default(),
+            loading: Mutex::default(),
+            manifests: Mutex::default(),
+        }))
+    }
+
+    /// Bytes of a chunk.
+    pub fn chunk_size(&self) -> u64 {
+        self.chunk_size
+    }
+
+    /// Chunks that a restore reads at once.
+    pub fn run(&self) -> usize {
+        (RUN / self.chunk_size).max(1) as usize
+    }
+
+    /// Bytes of the largest volume: so many lists a manifest has.
+    pub fn largest_volume(&self) -> u64 {
+        format::LISTS_MAX * format::LIST as u64 * self.chunk_size
+    }
+
+    /// The id of a chunk.
+    pub fn name_of(&self, chunk: &[u8]) -> BlockName {
+        self.keys.chunk(chunk)
+    }
+
+    /// Refuses to go on if it is not known what is going to be removed.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn check_clear(&self) -> Result<()> {
+        self.state().check_clear()
+    }
+
+    /// Whether a chunk is there, and stays.
+    pub fn is_there(&self, name: BlockName) -> bool {
+        self.state().is_there(BlobKind::Chunk, name)
+    }
+
+    /// Whether a chunk can be read.
+    pub fn is_readable(&self, name: BlockName) -> bool {
+        !self.state().locations(BlobKind::Chunk, name).is_empty()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A chunk, and the bytes that were read for it.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is damaged wherever it is; `NotFound` if it is nowhere; those of the store.
+    pub fn fetch(&self, name: BlockName, rate: &Rate<'_>) -> Result<(Vec<u8>, u64)> {
+        self.blob(BlobKind::Chunk, name, rate)
+    }
+
+    fn blob(&self, kind: BlobKind, name: BlockName, rate: &Rate<'_>) -> Result<(Vec<u8>, u64)> {
+        // It may have come since.
+        self.load_for(kind, &[name])?;
+        let locations = self.state().locations(kind, name);
+        let (mut downloaded, mut problem) = (0, None);
+        // What was damaged on its way may come through when it is sent again.
+        for location in locations.iter().flat_map(|location| [location; 2]) {
+            match self.blob_at(kind, name, location, rate, &mut downloaded) {
+                Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => {
+                    self.state().damaged.insert(location.pack);
+                    problem.get_or_insert(error);
+                }
+                read => return read.map(|content| (content, downloaded)),
+            }
+        }
+        let nowhere = || self.state().missing(kind, name);
+        Err(problem.unwrap_or_else(nowhere))
+    }
+
+    fn blob_at(
+        &self,
+        kind: BlobKind,
+        name: BlockName,
+        location: &Location,
+        rate: &Rate<'_>,
+        downloaded: &mut u64,
+    ) -> Result<Vec<u8>> {
+        let path = format::pack_path(location.pack);
+        let piece =
+            self.objects.get_range(&path, location.offset.into(), location.length.into())?;
+        *downloaded += piece.len() as u64;
+        rate.wait(piece.len() as u64);
+        self.open_blob(kind, name, location, piece)
+    }
+
+    /// The content of a blob, which is proven.
+    fn open_blob(
+        &self,
+        kind: BlobKind,
+        name: BlockName,
+        location: &Location,
+        piece: Vec<u8>,
+    ) -> Result<Vec<u8>> {
+        let path = format::pack_path(location.pack);
+        let wrong =
+            |what: &str| format::damaged(&path, &format!("piece {} {what}", location.number));
+        let sealer = self.keys.object(keys::Kind::Pack, location.pack);
+        let opened = sealer.open(location.number.into(), piece);
+        let opened = opened.ok_or_else(|| wrong("is not what was written"))?;
+        let bytes = location.bytes as usize;
+        let content = match location.is_lz4 {
+            true => lz4_flex::block::decompress(&opened, bytes)
+                .map_err(|e| wrong(&format!("cannot be decompressed: {e}")))?,
+            false => opened,
+        };
+        let found = match kind {
+            BlobKind::Chunk => self.keys.chunk(&content),
+            BlobKind::List => self.keys.list(&content),
+        };
+        if content.len() != bytes || found != name {
+            return Err(wrong("is another chunk than its index says"));
+        }
+        Ok(content)
+    }
+
+    /// Chunks by their names, and the bytes that were read: those beside each other in a pack come with one request.
+    ///
+    /// # Errors
+    /// As [`Repository::fetch`].
+    pub fn fetch_some(
+        &self,
+        names: &[BlockName],
+        rate: &Rate<'_>,
+    ) -> Result<(HashMap<BlockName, Vec<u8>>, u64)> {
+        let (mut found, mut downloaded) = (HashMap::new(), 0);
+        for span in self.spans(BlobKind::Chunk, names)? {
+            let (chunks, bytes) = self.span(BlobKind::Chunk, &span, rate);
+            found.extend(chunks);
+            downloaded += bytes;
+        }
+        downloaded += self.fill(BlobKind::Chunk, names, &mut found, rate)?;
+        Ok((found, downloaded))
+    }
+
+    /// Lists by their names, in the same way.
+    fn lists(&self, names: &[BlockName]) -> Result<HashMap<BlockName, Vec<u8>>> {
+        let (mut found, rate) = (HashMap::new(), Rate::new(None, &self.stop));
+        let spans = self.spans(BlobKind::List, names)?;
+        let read = |span: Vec<_>| Ok(self.span(BlobKind::List, &span, &rate).0);
+        pool::each(AT_ONCE, &self.stop, spans.into_iter(), read, |lists| {
+            found.extend(lists.into_iter().flatten());
+            Ok(())
+        })?;
+        self.fill(BlobKind::List, names, &mut found, &rate)?;
+        Ok(found)
+    }
+
+    /// Adds what is missing of blobs: what is not there, or not as it should be, is looked for once more, and everywhere.
+    fn fill(
+        &self,
+        kind: BlobKind,
+        names: &[BlockName],
+        found: &mut HashMap<BlockName, Vec<u8>>,
+        rate: &Rate<'_>,
+    ) -> Result<u64> {
+        let mut downloaded = 0;
+        for name in names {
+            if !found.contains_key(name) {
+                let (content, bytes) = self.blob(kind, *name, rate)?;
+                found.insert(*name, content);
+                downloaded += bytes;
+            }
+        }
+        Ok(downloaded)
+    }
+
+    /// What one request each reads of these blobs.
+    fn spans(&self, kind: BlobKind, names: &[BlockName]) -> Result<Vec<Vec<Blob>>> {
+        self.load_for(kind, names)?;
+        let mut seen = HashSet::new();
+        let mut wanted: Vec<Blob> = {
+            let state = self.state();
+            let first = |name| Some((state.locations(kind, name).into_iter().next()?, name));
+            names
+                .iter()
+                .filter(|name| seen.insert(**name))
+                .filter_map(|name| first(*name))
+                .collect()
+        };
+        wanted.sort_by_key(|(location, _)| (location.pack, location.offset));
+        let mut spans: Vec<Vec<Blob>> = Vec::new();
+        for blob in wanted {
+            let is_beside = |span: &Vec<Blob>| {
+                let (Some((first, _)), Some((last, _))) = (span.first(), span.last()) else {
+                    return false;
+                };
+                first.pack == blob.0.pack
+                    && u64::from(blob.0.offset) <= last.end() + GAP_MAX
+                    && blob.0.end() - u64::from(first.offset) <= SPAN_MAX
+            };
+            match spans.last_mut() {
+                Some(span) if is_beside(span) => span.push(blob),
+                _ => spans.push(vec![blob]),
+            }
+        }
+        Ok(spans)
+    }
+
+    /// The blobs of a span that are what they should be, and the bytes that were read.
+    fn span(
+        &self,
+        kind: BlobKind,
+        span: &[Blob],
+        rate: &Rate<'_>,
+    ) -> (Vec<(BlockName, Vec<u8>)>, u64) {
+        let (Some((first, _)), Some((last, _))) = (span.first(), span.last()) else {
+            return (Vec::new(), 0);
+        };
+        let start = u64::from(first.offset);
+        let bytes =
+            self.objects.get_range(&format::pack_path(first.pack), start, last.end() - start);
+        let bytes = bytes.unwrap_or_default();
+        rate.wait(bytes.len() as u64);
+        let open = |(location, name): &Blob| {
+            let at = (u64::from(location.offset) - start) as usize;
+            let piece = bytes.get(at..at + location.length as usize)?.to_vec();
+            let content = self.open_blob(kind, *name, location, piece).ok()?;
+            Some((*name, content))
+        };
+        (span.iter().filter_map(open).collect(), bytes.len() as u64)
+    }
+}
+
+fn unwrap_key(objects: &Arc<dyn Objects>, repository: Id, secret: &Secret) -> Result<Key> {
+    let mut names = objects.list(&format::path("keys"))?;
+    names.retain(|name| Id::parse(name).is_some());
+    names.sort();
+    let mut problem = None;
+    for name in names.iter().take(KEYS_MAX) {
+        let path = format::path(&format!("keys/{name}"));
+        let tried = objects.get(&path, CONFIG_LIMIT).and_then(|bytes| {
+            let wrapped: Wrapped = serde_json::from_slice(&bytes)
+                .map_err(|e| format::damaged(&path, &e.to_string()))?;
+            if wrapped.is_for(secret) { wrapped.unwrap_key(repository, secret) } else { Ok(None) }
+        });
+        match tried {
+            Ok(Some(key)) => return Ok(key),
+            Ok(None) => {}
+            // One that is damaged must not keep the others from being tried.
+            Err(error) => problem = Some(error),
+        }
+    }
+    Err(problem.unwrap_or_else(|| {
+        let what = match (names.is_empty(), secret) {
+            (true, _) => {
+                "the keys of the repository are gone: put your copy of `dbs-repository/keys` back"
+            }
+            (false, Secret::Passphrase(_)) => "the passphrase is not that of the repository",
+            (false, Secret::KeyFile(_)) => "the key file is not that of the repository",
+        };
+        Error::invalid(what)
+    }))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::codec::Method;
+    use crate::objects::Directory;
+
+    /// A writer with the key and a bug: what it has sealed is what it wrote, and not what it said.
+    #[test]
+    fn a_chunk_under_the_name_of_another_is_damage() {
+        let root = tempfile::tempdir().unwrap();
+        let objects: Arc<dyn Objects> = Arc::new(Directory::open(root.path()).unwrap());
+        init(&objects, &InitOptions { chunk_size: Some(4096), ..InitOptions::default() }).unwrap();
+        let stop = Arc::default();
+        let repository = Repository::open(&objects, None, &stop).unwrap().unwrap();
+        let (repository, rate) = (Arc::new(repository), Rate::new(None, &stop));
+        let writer = Writer::new(&repository);
+        let (right, wrong) = ([1; 4096], repository.name_of(&[2; 4096]));
+        writer.add_chunk(wrong, &right, Method::Lz4, &rate).unwrap();
+        writer.add_chunk(repository.name_of(&right), &right, Method::None, &rate).unwrap();
+        writer.flush().unwrap();
+        let error = repository.fetch(wrong, &rate).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.to_string().contains("/packs/"), "{error}");
+        assert_eq!(repository.fetch(repository.name_of(&right), &rate).unwrap().0, right);
+        assert!(repository.fetch_some(&[wrong], &rate).is_err());
+    }
+}

@@ -1,0 +1,291 @@
+//! Writers and collections beside each other.
+
+use super::*;
+use std::sync::Mutex;
+
+/// Dead chunks that a backup would like to use again: of a backup that was deleted, all old.
+fn dead(volume: &Snapshots) -> (Arc<Memory>, BackupStore) {
+    let (objects, store) = fresh(None);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    remove(&store, "backup-1").unwrap();
+    objects.age_by(LONG);
+    (objects, store)
+}
+
+/// Calls of collections at the puts of a backup: at one it condemns, at a later one it removes.
+#[test]
+fn a_collection_at_each_moment_of_a_backup() {
+    let mut volume = volume(11, 6);
+    volume.push("two", BLOCK, &[6; BLOCK as usize]);
+    let content = volume.get("two").content();
+    for first in 0..6 {
+        for second in first..8 {
+            let (objects, store) = dead(&volume);
+            let (count, sweeps) = (Mutex::new(0), Arc::new(Mutex::new(0)));
+            let (sweeper, swept) = (Arc::clone(&objects), Arc::clone(&sweeps));
+            objects.at_put(move |path, _| {
+                let mut count = count.lock().unwrap();
+                // Between the last look and the manifest no long time goes by: that is the argument's assumption.
+                let may_remove = !path.contains("/manifests/");
+                if *count == first || (*count == second && may_remove) {
+                    if may_remove {
+                        sweeper.age_by(LONG);
+                    }
+                    *swept.lock().unwrap() += 1;
+                    collect(&open(&sweeper, None)).unwrap();
+                }
+                *count += 1;
+            });
+            let created = create(&store, "backup-2", &volume.get("two"));
+            objects.at_put(|_, _| {});
+            let case = format!("{first} {second}, {} collections", sweeps.lock().unwrap());
+            created.expect(&case);
+            for _ in 0..3 {
+                let store = open(&objects, None);
+                check(&store, "backup-2", content);
+                objects.age_by(LONG);
+                collect(&store).expect(&case);
+            }
+        }
+    }
+}
+
+/// The same with what a backup has in the base that it builds on, which somebody deletes meanwhile.
+#[test]
+fn a_base_that_is_deleted_meanwhile() {
+    let mut volume = volume(12, 6);
+    volume.push("two", BLOCK, &[6; BLOCK as usize]);
+    let content = volume.get("two").content();
+    for put in 0..3 {
+        let (objects, store) = fresh(None);
+        create(&store, "backup-1", &volume.get("one")).unwrap();
+        let (count, sweeper) = (Mutex::new(0), Arc::clone(&objects));
+        objects.at_put(move |path, _| {
+            let mut count = count.lock().unwrap();
+            if *count == put && !path.contains("/manifests/") {
+                let other = open(&sweeper, None);
+                remove(&other, "backup-1").unwrap();
+                for _ in 0..2 {
+                    sweeper.age_by(LONG);
+                    collect(&other).unwrap();
+                }
+            }
+            *count += 1;
+        });
+        let source = volume.get("two");
+        let created = create(&store, "backup-2", &source).unwrap();
+        objects.at_put(|_, _| {});
+        assert_eq!(created.base.as_deref(), Some("backup-1"));
+        check(&open(&objects, None), "backup-2", content);
+    }
+}
+
+/// It would take for ever if each look found that everything has gone again.
+#[test]
+fn a_backup_gives_up_in_the_end() {
+    let volume = volume(13, 4);
+    let (objects, store) = fresh(None);
+    let sweeper = Arc::clone(&objects);
+    objects.at_put(move |path, _| {
+        if path.contains("/index/") {
+            // Behind the writer's back, before it looks.
+            for path in packs(&sweeper) {
+                sweeper.set(&path, None);
+            }
+        }
+    });
+    let error = create(&store, "backup-2", &volume.get("one")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    objects.at_put(|_, _| {});
+    assert_eq!(store.backups(VOLUME).unwrap(), [""; 0]);
+}
+
+#[test]
+fn two_writers_at_once() {
+    let volume = volume(14, 6);
+    for put in 0..4 {
+        for name in ["backup-1", "backup-2"] {
+            let (objects, store) = fresh(None);
+            let (count, other, source) = (Mutex::new(0), Arc::clone(&objects), volume.clone());
+            objects.at_put(move |_, _| {
+                let mut count = count.lock().unwrap();
+                *count += 1;
+                if *count == put + 1 {
+                    create(&open(&other, None), name, &source.get("one")).unwrap();
+                }
+            });
+            let made = create(&store, "backup-1", &volume.get("one"));
+            objects.at_put(|_, _| {});
+            let store = open(&objects, None);
+            let there = store.backups(VOLUME).unwrap();
+            match made {
+                // The other one came first.
+                Err(error) => assert_eq!((error.kind(), name), (ErrorKind::Exists, "backup-1")),
+                Ok(_) if name == "backup-1" => panic!("the other one was complete: put {put}"),
+                Ok(_) => assert_eq!(there, ["backup-1", "backup-2"]),
+            }
+            for backup in &there {
+                check(&store, backup, volume.get("one").content());
+            }
+        }
+    }
+}
+
+/// The only copy of a chunk is in a condemned pack: readers have it, no later run removes it, and the next backup writes
+/// it anew.
+#[test]
+fn a_backup_that_relies_on_a_condemned_pack() {
+    let volume = volume(15, 5);
+    let content = volume.get("one").content();
+    let (objects, store) = dead(&volume);
+    let sweeper = Arc::clone(&objects);
+    objects.at_put(move |path, _| {
+        if path.contains("/manifests/") {
+            // Right after the writer has looked.
+            assert!(collect(&open(&sweeper, None)).unwrap().condemned > 0);
+        }
+    });
+    let created = create(&store, "backup-2", &volume.get("one")).unwrap();
+    objects.at_put(|_, _| {});
+    assert_eq!(created.uploaded, 0, "it uses what is there");
+    let before = packs(&objects);
+    for _ in 0..3 {
+        let store = open(&objects, None);
+        check(&store, "backup-2", content);
+        objects.age_by(LONG);
+        assert_eq!(collect(&store).unwrap().removed, 0);
+    }
+    assert_eq!(packs(&objects), before);
+    let store = open(&objects, None);
+    assert!(create(&store, "backup-3", &volume.get("one")).unwrap().uploaded > 0);
+    objects.age_by(LONG);
+    assert_eq!(collect(&store).unwrap().removed, before.len() as u64);
+    for backup in ["backup-2", "backup-3"] {
+        check(&open(&objects, None), backup, content);
+    }
+}
+
+/// Found by review: what a pack holds is known by indexes alone, and a pack without one would be garbage.
+#[test]
+fn a_lost_index_makes_no_garbage() {
+    let mut volume = volume(16, 5);
+    volume.push("two", 0, &[5; BLOCK as usize]);
+    let (objects, store) = fresh(None);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    create(&store, "backup-2", &volume.get("two")).unwrap();
+    let before = packs(&objects);
+    assert_eq!(objects.delete("/index/"), 2);
+    // Readers find it.
+    check(&open(&objects, None), "backup-2", volume.get("two").content());
+    for _ in 0..3 {
+        objects.age_by(LONG);
+        let collected = collect(&open(&objects, None)).unwrap();
+        assert_eq!((collected.removed, collected.condemned), (0, 0));
+    }
+    assert_eq!(packs(&objects), before);
+    let indexes = || objects.paths().iter().filter(|path| path.contains("/index/")).count();
+    assert_eq!(indexes(), 1, "a new one");
+    check(&open(&objects, None), "backup-1", volume.get("one").content());
+    // So does the next backup.
+    objects.delete("/index/");
+    create(&open(&objects, None), "backup-3", &volume.get("two")).unwrap();
+    assert_eq!((packs(&objects), indexes()), (before.clone(), 1));
+    // One that is damaged, or a chunk that is nowhere, stops it.
+    objects.edit("/index/", |content| content[60] ^= 1);
+    objects.age_by(LONG);
+    let error = collect(&open(&objects, None)).unwrap_err();
+    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("/index/"), "{error}");
+    objects.delete("/index/");
+    remove(&open(&objects, None), "backup-1").unwrap();
+    let lost = before.iter().find(|path| {
+        let content = objects.content(path).unwrap();
+        objects.set(path, None);
+        let verified = verify(&open(&objects, None), "backup-2", true);
+        let is_needed = !verified.is_ok_and(|verified| verified.bad.is_empty());
+        objects.set(path, Some(content));
+        is_needed
+    });
+    objects.set(lost.unwrap(), None);
+    objects.age_by(LONG);
+    let error = collect(&open(&objects, None)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert_eq!(packs(&objects).len(), before.len() - 1);
+}
+
+/// A damaged manifest might need anything.
+#[test]
+fn a_damaged_manifest_stops_a_collection() {
+    let mut volume = volume(17, 4);
+    volume.push("two", 0, &[5; BLOCK as usize]);
+    let (objects, store) = fresh(Some(&passphrase()));
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    objects.edit("/manifests/", |content| content[100] ^= 1);
+    create(&open(&objects, Some(&passphrase())), "backup-2", &volume.get("two")).unwrap();
+    remove(&store, "backup-2").unwrap();
+    objects.age_by(LONG);
+    let store = open(&objects, Some(&passphrase()));
+    let error = collect(&store).unwrap_err();
+    assert!(
+        error.kind() == ErrorKind::Corrupt && error.to_string().contains("/manifests/"),
+        "{error}"
+    );
+    // It has a name by which it can be shown and deleted.
+    let [volume] = &store.volumes().unwrap()[..] else { panic!("one volume") };
+    let [backup] = &store.backups(volume).unwrap()[..] else { panic!("one backup") };
+    assert!(volume.starts_with("damaged-") && backup.starts_with("damaged-"));
+    let error = store.backup(volume, backup).unwrap_err();
+    assert!(error.to_string().contains("/manifests/"), "{error}");
+    let mut progress = |_, _| true;
+    store.remove(volume, backup, &mut Work::new(&mut progress)).unwrap();
+    assert!(collect(&store).unwrap().condemned > 0);
+}
+
+/// Damage in a pack is mended by a full backup.
+#[test]
+fn a_full_backup_mends() {
+    let volume = volume(18, 6);
+    let content = volume.get("one").content();
+    let (objects, store) = fresh(None);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    objects.edit("/packs/", |content| content[60] ^= 1);
+    let store = open(&objects, None);
+    let error = restored(&store, "backup-1", content.len()).unwrap_err();
+    assert!(error.to_string().contains("/packs/"), "{error}");
+    let source = volume.get("one");
+    let options = CreateOptions { full: true, ..options("backup-2", "one") };
+    store.create(&source, options).unwrap().run(&mut Work::new(&mut |_, _| true)).unwrap();
+    for backup in ["backup-1", "backup-2"] {
+        check(&open(&objects, None), backup, content);
+    }
+}
+
+/// What was found damaged counts as missing for the next backup, which reads only that again.
+#[test]
+fn the_next_backup_mends_what_was_found() {
+    let mut volume = volume(19, 6);
+    volume.push("two", BLOCK, &[6; BLOCK as usize]);
+    let content = volume.get("one").content();
+    let (objects, store) = fresh(None);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    let bad = packs(&objects).into_iter().max_by_key(|path| objects.content(path).unwrap().len());
+    let bad = bad.unwrap();
+    objects.edit(&bad, |content| content[60] ^= 1);
+    assert_eq!(store.mend().unwrap(), 0, "nobody has looked");
+    let found = verify(&store, "backup-1", true).unwrap();
+    assert!(found.bad.len() == 1 && found.bad[0].problem.contains(&bad), "{found:?}");
+    assert_eq!((store.mend().unwrap(), store.mend().unwrap()), (1, 0));
+    assert!(restored(&store, "backup-1", content.len()).is_err());
+    let created = create(&open(&objects, None), "backup-2", &volume.get("two")).unwrap();
+    assert_eq!(created.base.as_deref(), Some("backup-1"));
+    for _ in 0..2 {
+        let store = open(&objects, None);
+        check(&store, "backup-1", content);
+        check(&store, "backup-2", volume.get("two").content());
+        objects.age_by(LONG);
+        collect(&store).unwrap();
+    }
+    assert_eq!(objects.content(&bad), None, "nobody needs it any more");
+    // In the other layout.
+    let error = crate::support::store(&Arc::new(Memory::default())).mend().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
