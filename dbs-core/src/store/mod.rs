@@ -10,6 +10,7 @@ mod commands;
 mod commit;
 mod diff;
 mod dump;
+mod elsewhere;
 mod expected;
 pub(crate) mod facts;
 mod flush;
@@ -202,6 +203,8 @@ pub(crate) struct Inner {
     /// When what could not be read of metadata is tried again.
     again: Mutex<bring::Again>,
     watch: watch::Watch,
+    /// Whether another machine writes the store.
+    looks: elsewhere::Looks,
     /// Somebody reads the metadata as it was.
     still: Mutex<Option<Arc<still::Still>>>,
     /// Held by who does.

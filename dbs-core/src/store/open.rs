@@ -1,5 +1,6 @@
 //! Formatting, opening and closing a store.
 
+use super::elsewhere::Looks;
 use super::identity::as_uuid;
 use super::last_tail::{OpenedTail, WantedTail, flush_first, take_tail};
 use super::{Env, InitOptions, Inner, OpenOptions, Store, TailPlace, recover};
@@ -190,6 +191,7 @@ impl Store {
         let unread: Vec<_> = unread.map(|block| ring + u64::from(*block) * BLOCK_BYTES).collect();
         let all_learnt = loader.last_session.is_none() && superblock.compat & COMPAT_RELEARNT != 0;
         let relearn = !all_learnt && superblock.geometry.has_sums();
+        let last_session = loader.last_session;
         let session = u64::from_le_bytes(env.random()[..8].try_into().unwrap_or_default());
         let (mut meta, findings) = loader.finish(session, env.boot_id())?;
         let times = memory.map_or(0, |bytes| meta.set_metadata_memory(bytes));
@@ -199,6 +201,7 @@ impl Store {
         let superblocks = notes.iter().filter(|f| f.region == "superblock");
         let damaged: Vec<_> =
             superblocks.filter_map(|f| f.index).map(|block| block * BLOCK_BYTES).collect();
+        let looks = Looks::new(meta.log.head());
         let inner = Arc::new(Inner {
             storage,
             env,
@@ -225,6 +228,7 @@ impl Store {
             relearn: relearn.then_some(0).into(),
             again: Default::default(),
             watch: Default::default(),
+            looks,
             still: Default::default(),
             stills: Default::default(),
             files: Default::default(),
@@ -236,7 +240,8 @@ impl Store {
             sums.set_read_only(read_only);
         }
         if !read_only {
-            inner.begin_session(tail.memory, &damaged, &unread)?;
+            let waited = inner.watch_elsewhere(last_session.as_ref())?;
+            inner.begin_session(tail.memory, &damaged, &unread, waited)?;
         }
         debug_assert!(notes.iter().all(|f| f.severity != Severity::Corrupt));
         Ok(Self { inner })
@@ -272,12 +277,13 @@ impl Store {
 
 impl Inner {
     /// Makes what recovery found durable under a new session, and only then starts a new tail:
-    /// until that moment a crash finds the old one.
+    /// until that moment a crash finds the old one. `waited`: see [`Inner::take_over`].
     fn begin_session(
         &self,
         tail: Option<Box<dyn TailMemory>>,
         damaged_superblocks: &[u64],
         unread_journal: &[u64],
+        waited: bool,
     ) -> Result<()> {
         self.heal_superblock(damaged_superblocks)?;
         self.heal_journal(unread_journal)?;
@@ -292,6 +298,7 @@ impl Inner {
             self.empty_journal()?;
         }
         self.commit_once(WriteBack::Session)?;
+        self.take_over(waited)?;
         if self.meta().journal_short() {
             self.empty_journal()?;
         }

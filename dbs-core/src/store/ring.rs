@@ -70,6 +70,61 @@ fn read<'a>(storage: &'a dyn Storage, superblock: &'a Superblock, look: Look<'a>
     Ok(reader.survey.into_scan(groups))
 }
 
+/// A block of a group, and what is known of its group.
+pub(super) struct Trace {
+    pub(super) sequence: u64,
+    pub(super) session: u64,
+    /// The boot it was written in, if the group is all there.
+    pub(super) boot: Option<[u8; 16]>,
+    /// It may be all that a crash has left of the group.
+    pub(super) maybe_torn: bool,
+}
+
+impl Trace {
+    /// What is at one place of the ring; `None` if that is no intact block of a group, or cannot be read.
+    pub(super) fn read(
+        storage: &dyn Storage,
+        ring: Region,
+        store: &[u8; 16],
+        place: u32,
+    ) -> Option<Self> {
+        let (sequence, first) = Self::survey(storage, ring, store, place, 1)?.0.part_at(0)?;
+        let session = first.session.get();
+        let mut found = Self { sequence, session, boot: None, maybe_torn: first.index.get() == 0 };
+        if found.maybe_torn {
+            let (survey, blocks) = Self::survey(storage, ring, store, place, first.count.get())?;
+            let group = survey.groups().next().and_then(|group| survey.assemble(&group, &blocks));
+            if let Some(group) = group {
+                found.maybe_torn = false;
+                if let Some(Record::Checkpoint { boot, .. }) =
+                    Record::decode(&mut &group.payload[..])
+                {
+                    found.boot = Some(boot);
+                }
+            }
+        }
+        Some(found)
+    }
+
+    fn survey(
+        storage: &dyn Storage,
+        ring: Region,
+        store: &[u8; 16],
+        place: u32,
+        blocks: u32,
+    ) -> Option<(Survey, AlignedBuf)> {
+        let (at, bytes) = (u64::from(place) * BLOCK_BYTES, u64::from(blocks) * BLOCK_BYTES);
+        if at + bytes > ring.length {
+            return None;
+        }
+        let mut found = AlignedBuf::zeroed(bytes as usize);
+        storage.read_at(ring.offset + at, &mut found).ok()?;
+        let mut survey = Survey::new(blocks, store, ring.offset + at);
+        survey.look(0, &found);
+        Some((survey, found))
+    }
+}
+
 struct Reader<'a> {
     storage: &'a dyn Storage,
     ring: Region,

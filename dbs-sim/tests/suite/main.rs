@@ -7,6 +7,7 @@ mod crowded;
 mod disk;
 mod hooked;
 mod intent;
+mod machines;
 mod ops;
 mod paging;
 mod regressions;

@@ -1,0 +1,355 @@
+//! Two machines that reach one disk, and whose locks do not see each other.
+
+use dbs_core::io::{ReadRequest, Storage, WriteRequest};
+use dbs_core::store::{Env, InitOptions};
+use dbs_core::{ErrorKind, Result, Store};
+use dbs_sim::{CrashMode, Medium, SimDisk, TailPlace};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const BLOCK: usize = 4096;
+const SIZE: u64 = 4 << 20;
+const SECOND: u64 = 1_000_000_000;
+/// The volume's blocks: each of them is written once, which makes a record.
+const BLOCKS: u64 = 256;
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// The disk as one machine reaches it, its clock, and what is done at a moment by another.
+struct Machine {
+    disk: Arc<SimDisk>,
+    is_device: bool,
+    boot: u128,
+    /// All machines have the same time.
+    clock: Arc<AtomicU64>,
+    numbers: AtomicU64,
+    calls: AtomicU64,
+    changes: AtomicU64,
+    pauses: AtomicU64,
+    /// Before a call: how many are left.
+    at_call: Mutex<Option<(u64, Hook)>>,
+    /// Amid a pause: how many are left.
+    in_pause: Mutex<Option<(u64, Hook)>>,
+}
+
+fn due(hook: &Mutex<Option<(u64, Hook)>>) {
+    let due = {
+        let mut waiting = hook.lock().unwrap();
+        if let Some((left, _)) = &mut *waiting {
+            *left -= 1;
+        }
+        waiting.take_if(|(left, _)| *left == 0)
+    };
+    due.into_iter().for_each(|(_, hook)| hook());
+}
+
+impl Machine {
+    fn new(disk: &Arc<SimDisk>, clock: &Arc<AtomicU64>, boot: u128, is_device: bool) -> Arc<Self> {
+        Arc::new(Self {
+            disk: Arc::clone(disk),
+            is_device,
+            boot,
+            clock: Arc::clone(clock),
+            numbers: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+            pauses: AtomicU64::new(0),
+            at_call: Mutex::default(),
+            in_pause: Mutex::default(),
+        })
+    }
+
+    fn open(self: &Arc<Self>) -> Result<Store> {
+        let tail = TailPlace::default().attach(&self.disk);
+        Store::open_on(Arc::clone(self) as _, Some(tail), Arc::clone(self) as _, false)
+    }
+
+    fn call(&self, changes: bool) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.changes.fetch_add(changes.into(), Ordering::Relaxed);
+        due(&self.at_call);
+    }
+
+    fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+impl Storage for Machine {
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
+    }
+
+    fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        self.call(false);
+        self.disk.read_many(requests)
+    }
+
+    fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.call(true);
+        self.disk.write_many(requests)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.call(false);
+        self.disk.flush()
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.call(true);
+        self.disk.discard(offset, len_bytes)
+    }
+
+    fn allocate(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.call(false);
+        self.disk.allocate(offset, len_bytes)
+    }
+
+    fn set_size(&self, size_bytes: u64) -> io::Result<()> {
+        self.call(true);
+        self.disk.set_size(size_bytes)
+    }
+
+    fn resizable(&self) -> bool {
+        !self.is_device
+    }
+
+    fn may_be_shared(&self) -> bool {
+        true
+    }
+
+    fn driver(&self) -> &'static str {
+        "shared"
+    }
+}
+
+impl Env for Machine {
+    fn now_ns(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    fn random(&self) -> [u8; 16] {
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        fastrand::Rng::with_seed(number * 1000 + self.boot as u64).u128(..).to_le_bytes()
+    }
+
+    fn boot_id(&self) -> [u8; 16] {
+        self.boot.to_be_bytes()
+    }
+
+    fn pause(&self, time: Duration) {
+        self.pauses.fetch_add(1, Ordering::Relaxed);
+        let half = (time / 2).as_nanos() as u64;
+        self.clock.fetch_add(half, Ordering::Relaxed);
+        due(&self.in_pause);
+        self.clock.fetch_add(half, Ordering::Relaxed);
+    }
+}
+
+/// A disk, two machines that reach it, and the store of the first, which was at work a second ago.
+struct Pair {
+    disk: Arc<SimDisk>,
+    clock: Arc<AtomicU64>,
+    one: Arc<Machine>,
+    other: Arc<Machine>,
+    first: Store,
+}
+
+impl Pair {
+    fn new(is_device: bool) -> Self {
+        let disk = Arc::new(SimDisk::new(Medium::file(SIZE), 1));
+        let clock = Arc::new(AtomicU64::new(1_700_000_000 * SECOND));
+        let [one, other] = [0x11, 0x22].map(|boot| Machine::new(&disk, &clock, boot, is_device));
+        let options = InitOptions { max_size: Some(SIZE), ..dbs_sim::Config::small(1).init };
+        Store::init_on(&*one, &options, &*one).unwrap();
+        let first = one.open().unwrap();
+        disk.set_atomic_from(first.info().metadata);
+        first.create_volume("v", BLOCKS * BLOCK as u64).unwrap();
+        put(&first, 0, 1).unwrap();
+        let pair = Self { disk, clock, one, other, first };
+        pair.wait(SECOND);
+        pair
+    }
+
+    fn wait(&self, ns: u64) {
+        self.clock.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// What the disk holds when both machines have lost their power, as who comes then finds it.
+    fn after_all(&self, what: &str) -> Vec<u8> {
+        let lost = self.disk.crash_image(&mut fastrand::Rng::with_seed(1), CrashMode::Lost);
+        let report = Store::check_on(&lost).unwrap();
+        assert!(report.is_clean(), "{what}: {:?}", report.findings);
+        let third = Machine::new(&Arc::new(lost), &self.clock, 0x33, false);
+        let store = third.open().unwrap_or_else(|error| panic!("{what}: {error}"));
+        (0..BLOCKS).map(|block| get(&store, block)).collect()
+    }
+}
+
+/// Writes a block of the volume for the first time, durably.
+fn put(store: &Store, block: u64, byte: u8) -> Result<()> {
+    store.volume("v")?.write_at(block * BLOCK as u64, &[byte; BLOCK], true)
+}
+
+fn get(store: &Store, block: u64) -> u8 {
+    let mut found = [0; BLOCK];
+    store.volume("v").unwrap().read_at(block * BLOCK as u64, &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == found[0]), "a mix");
+    found[0]
+}
+
+fn is_stopped(store: &Store) -> bool {
+    store.flush().is_err_and(|error| error.kind() == ErrorKind::Poisoned)
+}
+
+/// A machine that does nothing at the moment looks each second. Who takes the store over waits for that, so that nobody writes
+/// beside it.
+#[test]
+fn who_takes_a_store_over_stops_the_machine_that_had_it() {
+    let pair = Pair::new(true);
+    let (first, told) = (pair.first.clone(), Arc::new(Mutex::new(String::new())));
+    let tell = Arc::clone(&told);
+    let housekeeping = move || *tell.lock().unwrap() = first.settle().unwrap_err().to_string();
+    *pair.other.in_pause.lock().unwrap() = Some((2, Box::new(housekeeping)));
+    let second = pair.other.open().unwrap();
+    let told = told.lock().unwrap().clone();
+    for part in
+        ["is of session", "This is session", "00000000-0000-0000-0000-000000000022", "dbs check"]
+    {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    // Nothing is acknowledged any more, nor written where the other one may have put something.
+    let changes = pair.one.changes.load(Ordering::Relaxed);
+    assert!(put(&pair.first, 0, 9).is_err() && put(&pair.first, 1, 9).is_err());
+    assert!(is_stopped(&pair.first) && pair.first.clone().close().is_err());
+    assert_eq!(pair.one.changes.load(Ordering::Relaxed), changes);
+    put(&second, 2, 2).unwrap();
+    assert_eq!(pair.after_all("taken over")[..4], [1, 0, 2, 0]);
+}
+
+#[test]
+fn a_machine_that_is_at_work_keeps_its_store() {
+    let pair = Pair::new(true);
+    let first = pair.first.clone();
+    let work = move || put(&first, 1, 1).unwrap();
+    *pair.other.in_pause.lock().unwrap() = Some((1, Box::new(work)));
+    let refused = pair.other.open().err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+    assert!(refused.to_string().contains("00000000-0000-0000-0000-000000000011"), "{refused}");
+    assert_eq!(pair.other.changes.load(Ordering::Relaxed), 0, "nothing was written");
+    pair.wait(SECOND);
+    put(&pair.first, 2, 1).unwrap();
+    assert_eq!(pair.after_all("refused")[..4], [1, 1, 1, 0]);
+}
+
+/// Only who finds a device as another machine's crash, or its life, has left it.
+#[test]
+fn nobody_else_waits() {
+    // A file; closed; a crash of this boot.
+    for (is_device, closes, boot) in [(false, false, 0x22), (true, true, 0x22), (true, false, 0x11)]
+    {
+        let pair = Pair::new(is_device);
+        if closes {
+            pair.first.close().unwrap();
+        } else {
+            drop(pair.first);
+        }
+        let next = Machine::new(&pair.disk, &pair.clock, boot, is_device);
+        next.numbers.store(100, Ordering::Relaxed);
+        put(&next.open().unwrap(), 1, 2).unwrap();
+        assert_eq!(next.pauses.load(Ordering::Relaxed), 0, "{is_device} {closes} {boot}");
+    }
+}
+
+/// A crash amid a group leaves parts of it, where the next session writes its first: they are nobody's sign of life.
+#[test]
+fn what_a_crash_left_is_no_sign_of_another_machine() {
+    let pair = Pair::new(true);
+    let labels = [("key".to_owned(), "x".repeat(7900))].into();
+    pair.first.create_snapshot("v", "s", &Default::default()).unwrap();
+    // Each of its two blocks may be lost.
+    pair.first.set_labels("v", "s", &labels).unwrap();
+    let (disk, first) = (Arc::clone(&pair.disk), pair.first.clone());
+    let images = Arc::new(Mutex::new(Vec::new()));
+    let taken = Arc::clone(&images);
+    pair.disk.after_write(move || {
+        let mut rng = fastrand::Rng::with_seed(3);
+        let image = |mode| Arc::new(disk.crash_image(&mut rng, mode));
+        *taken.lock().unwrap() = [CrashMode::Torn; 200].map(image).into();
+    });
+    first.set_labels("v", "s", &[("key".to_owned(), "y".repeat(7900))].into()).unwrap();
+    let images = std::mem::take(&mut *images.lock().unwrap());
+    assert_eq!(images.len(), 200);
+    for (number, image) in images.iter().enumerate() {
+        let next = Machine::new(image, &pair.clock, 0x22, true);
+        let store = next.open().unwrap_or_else(|error| panic!("image {number}: {error}"));
+        pair.wait(SECOND);
+        put(&store, 1, 2).unwrap();
+        store.close().unwrap();
+    }
+}
+
+/// Whatever the other machine has done since, and however often it went round the journal: the first commit finds it.
+#[test]
+fn a_commit_finds_that_another_machine_has_written() {
+    for (groups, closes) in
+        [(0, false), (0, true), (1, false), (5, true), (40, false), (41, true), (150, false)]
+    {
+        let pair = Pair::new(false);
+        let second = pair.other.open().unwrap();
+        for block in 0..groups {
+            pair.wait(SECOND);
+            put(&second, 10 + block, 2).unwrap();
+        }
+        if closes {
+            second.close().unwrap();
+        }
+        let what = format!("{groups} groups, closed: {closes}");
+        let refused = put(&pair.first, 1, 9).unwrap_err();
+        assert!(refused.to_string().contains("from elsewhere"), "{what}: {refused}");
+        assert!(is_stopped(&pair.first));
+        let found = pair.after_all(&what);
+        assert_eq!((found[0], found[1]), (1, 0), "{what}");
+        assert!(found[10..][..groups as usize].iter().all(|byte| *byte == 2), "{what}");
+    }
+}
+
+/// The first machine commits before any call by which the second opens the store, and both go on. At most one of them does so
+/// for longer than a second; what that one has acknowledged is there in the end, and nothing is damaged.
+#[test]
+fn of_two_that_open_a_store_at_the_same_moment_one_goes_on() {
+    let (mut outcomes, mut lost) = ([0; 2], 0);
+    for at in 1.. {
+        let pair = Pair::new(false);
+        let first = pair.first.clone();
+        let acked = Arc::new(Mutex::new(false));
+        let tell = Arc::clone(&acked);
+        let work = move || *tell.lock().unwrap() = put(&first, 1, 1).is_ok();
+        *pair.other.at_call.lock().unwrap() = Some((at, Box::new(work)));
+        let second = pair.other.open();
+        if pair.other.calls() < at {
+            break;
+        }
+        let acked = *acked.lock().unwrap();
+        let mut alive = (true, second.is_ok());
+        for round in 0..6 {
+            pair.wait(SECOND);
+            alive.0 = alive.0 && put(&pair.first, 10 + round, 1).is_ok();
+            if let Ok(second) = &second {
+                alive.1 = alive.1 && put(second, 100 + round, 2).is_ok();
+            }
+        }
+        let what = format!("call {at}: acknowledged {acked}, alive {alive:?}");
+        assert!(alive.0 != alive.1, "{what}");
+        let found = pair.after_all(&what);
+        let (from, byte) = if alive.0 { (10, 1) } else { (100, 2) };
+        assert!(found[from..][..6].iter().all(|found| *found == byte), "{what}");
+        outcomes[usize::from(alive.1)] += 1;
+        lost += u32::from(acked && found[1] != 1);
+    }
+    assert!(outcomes[0] > 0 && outcomes[1] > 0, "{outcomes:?}");
+    // Between the last look and the write of the group that it is for.
+    assert!(lost <= 1, "{lost}");
+}
