@@ -29,6 +29,9 @@ const IDLE_NS: u64 = 900_000_000;
 /// noticed: longer than a second, after which a server has committed what it has, and has looked.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Groups of a session after which its first one may have been written over: a ring is at least eight groups long.
+const FIRST_GROUPS: u64 = 6;
+
 /// What to do about it.
 const WAY_OUT: &str = "What both have written since may have destroyed blocks of either. Stop one of them, and see that the \
                        disk cannot be reached from there any more. Then run `dbs check` and `dbs scrub` here; `dbs repair` \
@@ -42,6 +45,8 @@ pub(super) struct Looks(Mutex<Seen>);
 struct Seen {
     /// The first block of this session's last group, by its place in the ring, and the group's sequence.
     own: Option<(u32, u64)>,
+    /// As `own`, of the session's first group, while no later one can have been written over it.
+    first: Option<(u32, u64)>,
     /// The block behind it, or behind the last group of the session before.
     behind: u32,
     /// When that group was begun.
@@ -89,7 +94,11 @@ impl Inner {
     pub(super) fn note_group(&self, group: &Group, now: u64) {
         let (first, blocks) = group.place();
         let mut seen = self.looks.seen();
-        seen.own = Some((first, group.sequence()));
+        let own = (first, group.sequence());
+        let begun = seen.own.is_none();
+        seen.own = Some(own);
+        seen.first = if begun { Some(own) } else { seen.first };
+        seen.first = seen.first.filter(|(_, first)| group.sequence() - first < FIRST_GROUPS);
         seen.behind = first + blocks;
         seen.begun_ns = Some(now);
     }
@@ -117,7 +126,7 @@ impl Inner {
     /// Whether it was waited.
     ///
     /// # Errors
-    /// `Busy`.
+    /// `Poisoned`.
     pub(super) fn watch_elsewhere(&self, last: Option<&LastSession>) -> Result<bool> {
         if !self.storage.may_be_shared() {
             return Ok(false);
@@ -130,24 +139,26 @@ impl Inner {
         if waits {
             self.env.pause(PATIENCE);
         }
-        self.look_now(self.env.now_ns()).map_err(opening)?;
+        self.look_now(self.env.now_ns())?;
         Ok(waits)
     }
 
-    /// The session's first group is durable. If `waited`, who wrote the store before finds it while this waits, and stops
-    /// before anything else is written here. Then the group must still be there: of two that open the store at the same
-    /// moment, one finds that of the other.
+    /// The session's first group is durable. Who wrote the store before finds it while this waits, and stops before
+    /// anything else is written here.
+    pub(super) fn let_notice(&self) {
+        self.env.pause(PATIENCE);
+    }
+
+    /// The session has begun: its groups must still be there. Of two that open the store at the same moment, or one of which
+    /// was writing a group, one finds that of the other.
     ///
     /// # Errors
-    /// `Busy`.
-    pub(super) fn take_over(&self, waited: bool) -> Result<()> {
+    /// `Poisoned`.
+    pub(super) fn look_begun(&self) -> Result<()> {
         if !self.storage.may_be_shared() {
             return Ok(());
         }
-        if waited {
-            self.env.pause(PATIENCE);
-        }
-        self.look_now(self.env.now_ns()).map_err(opening)
+        self.look_now(self.env.now_ns())
     }
 
     fn look_now(&self, now: u64) -> Result<()> {
@@ -178,9 +189,9 @@ impl Inner {
 
     /// A group of another session where the next one of this session would come, or over its last one.
     fn sign_in_journal(&self) -> Option<Sign> {
-        let (own, behind) = {
+        let (own, first, behind) = {
             let seen = self.looks.seen();
-            (seen.own, seen.behind)
+            (seen.own, seen.first, seen.behind)
         };
         let (session, last, ring, store) = {
             let meta = self.meta();
@@ -190,9 +201,9 @@ impl Inner {
         };
         // A crash may have left a part of the next group, if it began at these places; over an own group it has not.
         let next = [0, behind].map(|place| (place, last + 1, false));
-        let over = own.map(|(place, sequence)| (place, sequence, true));
+        let over = own.into_iter().chain(first).map(|(place, sequence)| (place, sequence, true));
         // Where the group is written comes last: what is written there from then on nobody sees.
-        for (place, least, parts) in over.into_iter().chain(next) {
+        for (place, least, parts) in over.chain(next) {
             let Some(found) = Trace::read(&*self.storage, ring, &store, place) else { continue };
             if found.session == session || found.sequence < least || found.maybe_torn && !parts {
                 continue;
@@ -227,6 +238,6 @@ impl Inner {
 }
 
 /// What is said of it to who opens the store.
-fn opening(error: Error) -> Error {
-    Error::new(ErrorKind::Busy, error.to_string())
+pub(super) fn opening(error: Error) -> Error {
+    if error.kind() == ErrorKind::Poisoned { Error::busy(error.to_string()) } else { error }
 }

@@ -6,7 +6,7 @@ use dbs_core::{ErrorKind, Result, Store};
 use dbs_sim::{CrashMode, Medium, SimDisk, TailPlace};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
@@ -28,6 +28,8 @@ struct Machine {
     calls: AtomicU64,
     changes: AtomicU64,
     pauses: AtomicU64,
+    /// Before the next write of a group.
+    at_group: Mutex<Option<Hook>>,
     /// Before a call: how many are left.
     at_call: Mutex<Option<(u64, Hook)>>,
     /// Amid a pause: how many are left.
@@ -56,6 +58,7 @@ impl Machine {
             calls: AtomicU64::new(0),
             changes: AtomicU64::new(0),
             pauses: AtomicU64::new(0),
+            at_group: Mutex::default(),
             at_call: Mutex::default(),
             in_pause: Mutex::default(),
         })
@@ -89,6 +92,10 @@ impl Storage for Machine {
 
     fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         self.call(true);
+        if requests.iter().any(|request| request.buf.starts_with(b"DBSj")) {
+            let due = self.at_group.lock().unwrap().take();
+            due.into_iter().for_each(|hook| hook());
+        }
         self.disk.write_many(requests)
     }
 
@@ -209,6 +216,8 @@ fn is_stopped(store: &Store) -> bool {
 #[test]
 fn who_takes_a_store_over_stops_the_machine_that_had_it() {
     let pair = Pair::new(true);
+    while pair.first.settle().unwrap() {}
+    pair.wait(SECOND);
     let (first, told) = (pair.first.clone(), Arc::new(Mutex::new(String::new())));
     let tell = Arc::clone(&told);
     let housekeeping = move || *tell.lock().unwrap() = first.settle().unwrap_err().to_string();
@@ -314,6 +323,89 @@ fn a_commit_finds_that_another_machine_has_written() {
         assert_eq!((found[0], found[1]), (1, 0), "{what}");
         assert!(found[10..][..groups as usize].iter().all(|byte| *byte == 2), "{what}");
     }
+}
+
+/// Wherever in the journal the next group comes to lie.
+#[test]
+fn the_first_group_of_another_machine_is_found_anywhere_in_the_journal() {
+    for before in 0..40 {
+        let pair = Pair::new(false);
+        (0..before).for_each(|block| put(&pair.first, 10 + block, 1).unwrap());
+        pair.wait(SECOND);
+        let _second = pair.other.open().unwrap();
+        assert!(put(&pair.first, 1, 9).is_err(), "{before}");
+    }
+}
+
+#[test]
+fn a_commit_finds_that_there_is_another_store() {
+    let pair = Pair::new(false);
+    Store::init_on(&*pair.other, &dbs_sim::Config::small(1).init, &*pair.other).unwrap();
+    let refused = put(&pair.first, 1, 9).unwrap_err();
+    assert!(refused.to_string().contains("another store"), "{refused}");
+}
+
+/// The first machine stands still between its look and the write of its group, and goes on before any call by which the second
+/// opens the store. Never do both go on, and what the first has acknowledged is there if nobody has written since.
+#[test]
+fn two_whose_looks_have_crossed_do_not_both_go_on() {
+    let (mut stopped, mut lost, mut refused) = ([0; 2], 0, 0);
+    for at in 1.. {
+        let pair = Pair::new(false);
+        let (first, (stands, stood), (go, gone), (done, ended)) =
+            (pair.first.clone(), mpsc::channel(), mpsc::channel(), mpsc::channel());
+        *pair.one.at_group.lock().unwrap() = Some(Box::new(move || {
+            stands.send(()).unwrap();
+            gone.recv().unwrap();
+        }));
+        let work = std::thread::spawn(move || done.send(put(&first, 40, 1).is_ok()).unwrap());
+        stood.recv().unwrap();
+        let (acked, ack) = (Arc::new(Mutex::new(None)), go.clone());
+        let tell = Arc::clone(&acked);
+        *pair.other.at_call.lock().unwrap() = Some((
+            at,
+            Box::new(move || {
+                ack.send(()).unwrap();
+                *tell.lock().unwrap() = Some(ended.recv().unwrap());
+            }),
+        ));
+        let second = pair.other.open();
+        let was_last = pair.other.calls() < at;
+        if was_last {
+            go.send(()).unwrap();
+        }
+        work.join().unwrap();
+        if was_last {
+            break;
+        }
+        let acked = acked.lock().unwrap().unwrap();
+        // Before it looks again.
+        let early = second.as_ref().is_ok_and(|second| put(second, 99, 2).is_ok());
+        let mut alive = (true, second.is_ok());
+        for round in 0..6 {
+            pair.wait(SECOND);
+            if let Ok(second) = &second {
+                alive.1 = alive.1 && put(second, 100 + round, 2).is_ok();
+            }
+            alive.0 = alive.0 && put(&pair.first, 10 + round, 1).is_ok();
+        }
+        let what = format!("call {at}: acknowledged {acked}, alive {alive:?}");
+        assert!(!(alive.0 && alive.1), "{what}");
+        let found = pair.after_all(&what);
+        assert!(!alive.0 || found[10..][..6] == [1; 6], "{what}");
+        assert!(!alive.1 || found[100..][..6] == [2; 6], "{what}");
+        assert!(!early || found[99] == 2, "{what}");
+        // The group of the first has replaced that of the second, whose records nobody has.
+        assert!(lost == 0 || !alive.1, "{what}");
+        refused += u32::from(lost > 0 && !early);
+        lost += u32::from(acked && found[40] != 1);
+        stopped[0] += u32::from(!alive.0);
+        stopped[1] += u32::from(!alive.1);
+    }
+    // Between the second's look and the write of its first group.
+    assert!(lost <= 1, "{lost}");
+    assert!(refused > 0, "the second opens the store all the same");
+    assert!(stopped[0] > 0 && stopped[1] > 0, "{stopped:?}");
 }
 
 /// The first machine commits before any call by which the second opens the store, and both go on. At most one of them does so
