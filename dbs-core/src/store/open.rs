@@ -1,6 +1,6 @@
 //! Formatting, opening and closing a store.
 
-use super::elsewhere::Looks;
+use super::elsewhere::{Looks, opening};
 use super::identity::as_uuid;
 use super::last_tail::{OpenedTail, WantedTail, flush_first, take_tail};
 use super::{Env, InitOptions, Inner, OpenOptions, Store, TailPlace, recover};
@@ -240,8 +240,10 @@ impl Store {
             sums.set_read_only(read_only);
         }
         if !read_only {
-            let waited = inner.watch_elsewhere(last_session.as_ref())?;
-            inner.begin_session(tail.memory, &damaged, &unread, waited)?;
+            inner.fill_holes();
+            let waited = inner.watch_elsewhere(last_session.as_ref()).map_err(opening)?;
+            let begun = inner.begin_session(tail.memory, &damaged, &unread, waited);
+            begun.map_err(opening)?;
         }
         debug_assert!(notes.iter().all(|f| f.severity != Severity::Corrupt));
         Ok(Self { inner })
@@ -277,7 +279,7 @@ impl Store {
 
 impl Inner {
     /// Makes what recovery found durable under a new session, and only then starts a new tail:
-    /// until that moment a crash finds the old one. `waited`: see [`Inner::take_over`].
+    /// until that moment a crash finds the old one. `waited`: see [`Inner::let_notice`].
     fn begin_session(
         &self,
         tail: Option<Box<dyn TailMemory>>,
@@ -298,7 +300,9 @@ impl Inner {
             self.empty_journal()?;
         }
         self.commit_once(WriteBack::Session)?;
-        self.take_over(waited)?;
+        if waited {
+            self.let_notice();
+        }
         if self.meta().journal_short() {
             self.empty_journal()?;
         }
@@ -309,7 +313,31 @@ impl Inner {
             meta.log.set_tail(Tail::start(memory, &key, next));
         }
         // The group above said that there is no tail; from here on groups say there is.
-        self.commit_once(WriteBack::Session)
+        self.commit_once(WriteBack::Session)?;
+        self.look_begun()
+    }
+
+    /// Reserves what the metadata in use takes of a file. A copy of one has holes where nothing was written yet, and
+    /// a group that finds no space stops all writing.
+    fn fill_holes(&self) {
+        // A file of the system, and no storage of the caller's.
+        if !self.storage.may_be_shared() || !self.storage.resizable() {
+            return;
+        }
+        let (geometry, marks) = {
+            let meta = self.meta();
+            (meta.geometry, meta.marks())
+        };
+        let journal = geometry.region(RegionKind::Journal);
+        let regions = RegionKind::MARKED.into_iter().flat_map(|region| {
+            let bytes = u64::from(marks[region.mark()]) * BLOCK_BYTES;
+            (0..2).map(move |copy| (geometry.block_address(region, 0, copy), bytes))
+        });
+        let ranges = std::iter::once((journal.offset, journal.length)).chain(regions);
+        for (at, bytes) in ranges {
+            // A full file system may say so of what is reserved, too; and what is written may be what gives space back.
+            let _without_it = self.storage.allocate(at, bytes);
+        }
     }
 
     /// Makes a store of before there were groups of checksums one that has them, all closed: what its
