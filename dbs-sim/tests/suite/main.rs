@@ -4,6 +4,7 @@
 mod beside;
 mod bit_rot;
 mod crowded;
+mod directed;
 mod disk;
 mod hooked;
 mod intent;
