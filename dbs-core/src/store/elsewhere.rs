@@ -2,9 +2,9 @@
 //!
 //! Who takes a store over writes a group of its own session behind the last one that it found, which is where this
 //! session would write its next. So before a session writes a group, it looks there and at the ring's start, where a
-//! longer group may have gone, at its own last group, and at the superblock. It does not look while its last group is
-//! younger than [`TRUST_NS`]: who takes a store over from another machine watches the place for longer ([`PATIENCE`]),
-//! and a group is what it watches for. On a device it looks as well when it has nothing to commit.
+//! longer group may have gone, at its own groups since the last look, and at the superblock. It need not look again for
+//! [`TRUST_NS`] after a group: who opens what another boot left open watches the place for longer, and a group is
+//! what it watches for. On a device a session looks as well when it has nothing to commit.
 //!
 //! What cannot be read says nothing: looking fails no store that could go on.
 
@@ -12,55 +12,70 @@ use super::Inner;
 use super::identity::uuid_text;
 use super::ring::Trace;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::geometry::Region;
+use crate::format::record::Record;
 use crate::format::{RegionKind, Superblock};
 use crate::io::buffer::AlignedBuf;
+use crate::io::{ReadRequest, Storage};
 use crate::meta::commit::Group;
 use crate::meta::load::LastSession;
 use crate::units::BLOCK_BYTES;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// So long after a group was written nobody else can have begun: well below [`PATIENCE`].
+/// So long after a group before which a session has looked, it does not look again: at most ten times a second.
 const TRUST_NS: u64 = 100_000_000;
+/// How long who opens a file that another boot left open watches for a sign of life: longer than anybody trusts.
+const FILE_PATIENCE: Duration = Duration::from_nanos(2 * TRUST_NS);
+/// The same of a device, and then again until the other must have noticed: longer than a second, after which a
+/// server has committed what it has, and has looked.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How often a store on a device is looked at while there is nothing to commit: each time that a server does its
 /// housekeeping, which is once a second.
 const IDLE_NS: u64 = 900_000_000;
-/// How long who takes a store over from another machine watches for a sign of it, and then again until that one must have
-/// noticed: longer than a second, after which a server has committed what it has, and has looked.
-const PATIENCE: Duration = Duration::from_secs(2);
-
 /// Groups of a session after which its first one may have been written over: a ring is at least eight groups long.
 const FIRST_GROUPS: u64 = 6;
 
+/// How each text begins that says so.
+const TOLD: &str = "the store is written from elsewhere, too";
 /// What to do about it.
-const WAY_OUT: &str = "What both have written since may have destroyed blocks of either. Stop one of them, and see that the \
-                       disk cannot be reached from there any more. Then run `dbs check` and `dbs scrub` here; `dbs repair` \
-                       mends metadata that is damaged";
+const WAY_OUT: &str = "What both have written may have destroyed blocks of either. End one of them, and see that the disk \
+                       cannot be reached from there; do not start this one again before. Then run `dbs check` and \
+                       `dbs scrub`; `dbs repair` mends metadata that is damaged";
+/// The same for who opens the store and has written nothing.
+const WAY_OUT_OPENING: &str =
+    "Nothing was changed here. End the process there, or let it close the store";
 
 /// What is remembered of the last look.
-#[derive(Default)]
 pub(super) struct Looks(Mutex<Seen>);
+
+/// A group's first block in the ring, and its sequence.
+type Place = (u32, u64);
 
 #[derive(Default)]
 struct Seen {
-    /// The first block of this session's last group, by its place in the ring, and the group's sequence.
-    own: Option<(u32, u64)>,
-    /// As `own`, of the session's first group, while no later one can have been written over it.
-    first: Option<(u32, u64)>,
-    /// The block behind it, or behind the last group of the session before.
+    /// The last group of the session before.
+    before: u64,
+    /// This session's last group.
+    own: Option<Place>,
+    /// Its first one, while no later one can have been written over it.
+    first: Option<Place>,
+    /// The first one since the last look.
+    unproven: Option<Place>,
+    /// The block behind the last group of all.
     behind: u32,
-    /// When that group was begun.
+    /// When a group was begun, before which this had looked.
     begun_ns: Option<u64>,
     looked_ns: u64,
 }
 
 impl Looks {
-    /// Of a session that has not begun: its first group comes to lie at `behind`, or at the ring's start.
-    pub(super) fn new(behind: u32) -> Self {
-        Self(Mutex::new(Seen { behind, ..Seen::default() }))
+    /// Of a session that has not begun: its first group comes after group `before`, at `behind` or at the ring's start.
+    pub(super) fn new(before: u64, behind: u32) -> Self {
+        Self(Mutex::new(Seen { before, behind, ..Seen::default() }))
     }
 
-    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -71,36 +86,48 @@ struct Sign {
     boot: Option<[u8; 16]>,
 }
 
+/// What is looked for in the journal.
+struct Wanted {
+    ring: Region,
+    store: [u8; 16],
+    session: u64,
+    /// Places, the lowest sequence that is a sign there, and whether a part of a group is one.
+    places: Vec<(u32, u64, bool)>,
+}
+
 impl Inner {
-    /// Before a group is written: makes sure that nobody else has written one since. The caller has the turn at commits.
-    /// When this was, for [`Inner::note_group`].
+    /// Before a group is written: makes sure that nobody else has written one. The caller has the turn at commits. When
+    /// this has looked, for [`Inner::note_group`].
     ///
     /// # Errors
     /// `Poisoned`.
-    pub(super) fn look_elsewhere(&self) -> Result<u64> {
+    pub(super) fn look_elsewhere(&self) -> Result<Option<u64>> {
         if !self.storage.may_be_shared() {
-            return Ok(0);
+            return Ok(None);
         }
         let now = self.env.now_ns();
         // A clock that was put back says nothing.
         let since = self.looks.seen().begun_ns.map(|begun| now.checked_sub(begun));
-        if !matches!(since, Some(Some(0..TRUST_NS))) {
-            self.look_now(now)?;
+        if matches!(since, Some(Some(0..TRUST_NS))) {
+            return Ok(None);
         }
-        Ok(now)
+        self.look_now(now).map_err(|sign| self.stopped(&sign))?;
+        Ok(Some(now))
     }
 
-    /// This group is durable; it was begun after the look at `now`.
-    pub(super) fn note_group(&self, group: &Group, now: u64) {
-        let (first, blocks) = group.place();
+    /// This group is durable. It was begun after a look, if there was one for it.
+    pub(super) fn note_group(&self, group: &Group, looked: Option<u64>) {
+        let (place, blocks) = group.place();
+        let own = (place, group.sequence());
         let mut seen = self.looks.seen();
-        let own = (first, group.sequence());
-        let begun = seen.own.is_none();
-        seen.own = Some(own);
-        seen.first = if begun { Some(own) } else { seen.first };
+        if seen.own.is_none() {
+            seen.first = Some(own);
+        }
         seen.first = seen.first.filter(|(_, first)| group.sequence() - first < FIRST_GROUPS);
-        seen.behind = first + blocks;
-        seen.begun_ns = Some(now);
+        seen.unproven.get_or_insert(own);
+        seen.own = Some(own);
+        seen.behind = place + blocks;
+        seen.begun_ns = looked.or(seen.begun_ns);
     }
 
     /// Looks while there is nothing to commit, if that was not just done.
@@ -108,25 +135,25 @@ impl Inner {
     /// # Errors
     /// `Poisoned`.
     pub(super) fn look_while_idle(&self) -> Result<()> {
-        // A file is reached by one kernel, but for network file systems: there it costs requests.
+        // A file is reached by one kernel, but for shared file systems: there it costs requests.
         if !self.storage.may_be_shared() || self.storage.resizable() {
             return Ok(());
         }
         let now = self.env.now_ns();
         let looked = self.looks.seen().looked_ns;
-        if now.checked_sub(looked).is_some_and(|since| since < IDLE_NS)
-            || self.poison.get().is_some()
-        {
+        if now.checked_sub(looked).is_some_and(|since| since < IDLE_NS) {
             return Ok(());
         }
-        self.without_commits(|| self.look_now(now)).map_err(|error| self.poison_by(error))
+        // Who has closed the store meanwhile has given it away.
+        let look = || if self.poison.get().is_some() { Ok(()) } else { self.look_now(now) };
+        self.without_commits(look).map_err(|sign| self.poison_by(self.stopped(&sign)))
     }
 
     /// Whoever wrote the store last may still do so, on another machine: waits for a sign of it. Nothing was written yet.
-    /// Whether it was waited.
+    /// Whether that one is to be given time to notice this session ([`Inner::let_notice`]).
     ///
     /// # Errors
-    /// `Poisoned`.
+    /// `Busy`.
     pub(super) fn watch_elsewhere(&self, last: Option<&LastSession>) -> Result<bool> {
         if !self.storage.may_be_shared() {
             return Ok(false);
@@ -135,12 +162,13 @@ impl Inner {
         let boot = self.meta().boot;
         let unknown = [0; 16];
         let elsewhere = last.is_some_and(|last| last.boot != boot || boot == unknown);
-        let waits = elsewhere && !self.storage.resizable();
-        if waits {
-            self.env.pause(PATIENCE);
+        let is_device = !self.storage.resizable();
+        if elsewhere {
+            self.env.pause(if is_device { PATIENCE } else { FILE_PATIENCE });
         }
-        self.look_now(self.env.now_ns())?;
-        Ok(waits)
+        let looked = self.look_now(self.env.now_ns());
+        looked.map_err(|sign| Error::busy(format!("{}. {WAY_OUT_OPENING}", self.tell(&sign))))?;
+        Ok(elsewhere && is_device)
     }
 
     /// The session's first group is durable. Who wrote the store before finds it while this waits, and stops before
@@ -158,86 +186,146 @@ impl Inner {
         if !self.storage.may_be_shared() {
             return Ok(());
         }
-        self.look_now(self.env.now_ns())
+        self.looks.seen().begun_ns = None;
+        self.look_now(self.env.now_ns()).map_err(|sign| self.stopped(&sign))
     }
 
-    fn look_now(&self, now: u64) -> Result<()> {
+    /// Before the superblock is changed from what is known of it: makes sure that it is what is there.
+    ///
+    /// # Errors
+    /// `Poisoned`, which stops all writing.
+    pub(super) fn check_superblock(&self, known: &Superblock) -> Result<()> {
+        if !self.storage.may_be_shared() {
+            return Ok(());
+        }
+        let mut block = AlignedBuf::zeroed(BLOCK_BYTES as usize);
+        if self.storage.read_at(0, &mut block).is_err() {
+            return Ok(());
+        }
+        sign_in_superblock(&block, known)
+            .map_or(Ok(()), |sign| Err(self.poison_by(self.stopped(&sign))))
+    }
+
+    fn look_now(&self, now: u64) -> std::result::Result<(), Sign> {
         let sign = self.find_sign();
-        self.looks.seen().looked_ns = now;
-        let Some(Sign { what, boot }) = sign else { return Ok(()) };
-        let (own, here) = {
-            let meta = self.meta();
-            (meta.log.session, meta.boot)
-        };
-        let whose = match boot {
-            Some(boot) if boot == here => {
-                " of this machine (of another container, perhaps)".to_owned()
-            }
+        let mut seen = self.looks.seen();
+        seen.looked_ns = now;
+        seen.unproven = None;
+        sign.map_or(Ok(()), Err)
+    }
+
+    fn tell(&self, sign: &Sign) -> String {
+        let here = self.meta().boot;
+        let whose = match sign.boot {
+            Some(boot) if boot == here => " of this machine, perhaps in a container".to_owned(),
             Some(boot) => format!(" of the machine whose boot id is {}", uuid_text(&boot)),
             None => String::new(),
         };
-        let here = uuid_text(&here);
-        let text = format!(
-            "the store is written from elsewhere, too: {what}{whose}. This is session {own:016x}, boot id {here}. {WAY_OUT}"
-        );
-        Err(Error::new(ErrorKind::Poisoned, text))
+        format!("{TOLD}: {}{whose}", sign.what)
+    }
+
+    fn stopped(&self, sign: &Sign) -> Error {
+        let (told, own) = (self.tell(sign), self.meta().log.session);
+        let here = uuid_text(&self.meta().boot);
+        let text = format!("{told}. This is session {own:016x}, boot id {here}. {WAY_OUT}");
+        Error::new(ErrorKind::Poisoned, text)
     }
 
     fn find_sign(&self) -> Option<Sign> {
-        self.sign_in_superblock().or_else(|| self.sign_in_journal())
-    }
-
-    /// A group of another session where the next one of this session would come, or over its last one.
-    fn sign_in_journal(&self) -> Option<Sign> {
-        let (own, first, behind) = {
-            let seen = self.looks.seen();
-            (seen.own, seen.first, seen.behind)
-        };
-        let (session, last, ring, store) = {
-            let meta = self.meta();
-            // What was taken out for a group and is not written yet does not count.
-            let last = own.map_or(meta.log.durable, |(_, sequence)| sequence);
-            (meta.log.session, last, meta.geometry.region(RegionKind::Journal), meta.uuid)
-        };
-        // A crash may have left a part of the next group, if it began at these places; over an own group it has not.
-        let next = [0, behind].map(|place| (place, last + 1, false));
-        let over = own.into_iter().chain(first).map(|(place, sequence)| (place, sequence, true));
-        // Where the group is written comes last: what is written there from then on nobody sees.
-        for (place, least, parts) in over.chain(next) {
-            let Some(found) = Trace::read(&*self.storage, ring, &store, place) else { continue };
-            if found.session == session || found.sequence < least || found.maybe_torn && !parts {
-                continue;
-            }
-            let Trace { sequence, session, boot, .. } = found;
-            return Some(Sign {
-                what: format!("group {sequence} of the journal is of session {session:016x}"),
-                boot,
-            });
-        }
-        None
-    }
-
-    /// A change of the superblock that is not of this process.
-    fn sign_in_superblock(&self) -> Option<Sign> {
+        let wanted = self.wanted();
+        let addresses = wanted.places.iter().map(|(place, ..)| address(wanted.ring, *place));
+        let addresses: Vec<u64> = std::iter::once(0).chain(addresses).collect();
         // Nobody here changes it meanwhile.
         let known = self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut block = AlignedBuf::zeroed(BLOCK_BYTES as usize);
-        self.storage.read_at(0, &mut block).ok()?;
-        let found = Superblock::decode(&block, 0).ok()?;
-        if found.uuid != known.uuid {
-            let what = format!("there is another store now, {}", uuid_text(&found.uuid));
-            return Some(Sign { what, boot: None });
+        let blocks = read_each(&*self.storage, &addresses);
+        let (superblock, blocks) = blocks.split_first()?;
+        if let Some(sign) = superblock.as_ref().and_then(|block| sign_in_superblock(block, &known))
+        {
+            return Some(sign);
         }
-        let is_newer = found.sequence > known.sequence;
-        let differs = found.sequence == known.sequence && found != *known;
-        (is_newer || differs).then(|| Sign {
-            what: "another process has changed the superblock".to_owned(),
-            boot: None,
-        })
+        drop(known);
+        let mut found = wanted.places.iter().zip(blocks);
+        found.find_map(|(at, block)| self.sign_at(&wanted, *at, block.as_ref()?))
     }
+
+    /// Where a group of another session would show.
+    fn wanted(&self) -> Wanted {
+        let meta = self.meta();
+        let (ring, store) = (meta.geometry.region(RegionKind::Journal), meta.uuid);
+        let seen = self.looks.seen();
+        // A crash may have left parts of the group that the session's first one has replaced, and of none later.
+        let least = seen.before + if seen.own.is_some() { 2 } else { 1 };
+        // Over an own group it has left nothing.
+        let own = [seen.own, seen.first, seen.unproven].into_iter().flatten();
+        let mut places: Vec<_> = own.map(|(place, sequence)| (place, sequence, true)).collect();
+        places.extend([0, seen.behind].map(|place| (place, least, false)));
+        places.retain(|(place, ..)| u64::from(*place) * BLOCK_BYTES < ring.length);
+        places.dedup();
+        Wanted { ring, store, session: meta.log.session, places }
+    }
+
+    fn sign_at(
+        &self,
+        wanted: &Wanted,
+        (place, least, parts): (u32, u64, bool),
+        block: &AlignedBuf,
+    ) -> Option<Sign> {
+        let Wanted { ring, store, session, .. } = wanted;
+        let found = Trace::of(block, *ring, store, place)?;
+        if found.session == *session || found.sequence < least {
+            return None;
+        }
+        let group = found.group(&*self.storage, *ring, store);
+        if group.is_none() && found.index == 0 && !parts {
+            return None;
+        }
+        let boot = group.and_then(|group| match Record::decode(&mut &group.payload[..]) {
+            Some(Record::Checkpoint { boot, .. }) => Some(boot),
+            _ => None,
+        });
+        let Trace { sequence, session, .. } = found;
+        let what = format!("group {sequence} of the journal is of session {session:016x}");
+        Some(Sign { what, boot })
+    }
+}
+
+fn address(ring: Region, place: u32) -> u64 {
+    ring.offset + u64::from(place) * BLOCK_BYTES
+}
+
+/// Reads these blocks at once; those that can be read.
+fn read_each(storage: &dyn Storage, addresses: &[u64]) -> Vec<Option<AlignedBuf>> {
+    let block = |_: &u64| AlignedBuf::zeroed(BLOCK_BYTES as usize);
+    let mut blocks: Vec<AlignedBuf> = addresses.iter().map(block).collect();
+    let all = addresses.iter().zip(&mut blocks);
+    let mut requests: Vec<_> =
+        all.map(|(offset, buf)| ReadRequest { offset: *offset, buf: &mut buf[..] }).collect();
+    if storage.read_many(&mut requests).is_ok() {
+        return blocks.into_iter().map(Some).collect();
+    }
+    let each = addresses.iter().zip(blocks);
+    each.map(|(at, mut block)| storage.read_at(*at, &mut block).is_ok().then_some(block)).collect()
+}
+
+/// A change of the superblock that is not of this process.
+fn sign_in_superblock(block: &[u8], known: &Superblock) -> Option<Sign> {
+    let found = Superblock::decode(block, 0).ok()?;
+    if found.uuid != known.uuid {
+        let what = format!("there is another store now, {}", uuid_text(&found.uuid));
+        return Some(Sign { what, boot: None });
+    }
+    let is_newer = found.sequence > known.sequence;
+    let differs = found.sequence == known.sequence && found != *known;
+    let what = "another process has changed the superblock".to_owned();
+    (is_newer || differs).then_some(Sign { what, boot: None })
 }
 
 /// What is said of it to who opens the store.
 pub(super) fn opening(error: Error) -> Error {
     if error.kind() == ErrorKind::Poisoned { Error::busy(error.to_string()) } else { error }
+}
+
+/// Whether this is why a store takes no more writes: then opening it again is no way out.
+pub(super) fn is_told(why: &str) -> bool {
+    why.starts_with(TOLD)
 }

@@ -556,6 +556,9 @@ fn still_named(meta: &Meta, name: &str, held: VolumeId) -> Result<()> {
 }
 
 fn poisoned(why: &str) -> Error {
+    if elsewhere::is_told(why) {
+        return Error::new(crate::ErrorKind::Poisoned, why);
+    }
     let text =
         format!("the store takes no more writes since an error: {why}; open the store again");
     Error::new(crate::ErrorKind::Poisoned, text)

@@ -201,7 +201,7 @@ impl Store {
         let superblocks = notes.iter().filter(|f| f.region == "superblock");
         let damaged: Vec<_> =
             superblocks.filter_map(|f| f.index).map(|block| block * BLOCK_BYTES).collect();
-        let looks = Looks::new(meta.log.head());
+        let looks = Looks::new(meta.log.durable, meta.log.head());
         let inner = Arc::new(Inner {
             storage,
             env,
@@ -241,7 +241,7 @@ impl Store {
         }
         if !read_only {
             inner.fill_holes();
-            let waited = inner.watch_elsewhere(last_session.as_ref()).map_err(opening)?;
+            let waited = inner.watch_elsewhere(last_session.as_ref())?;
             let begun = inner.begin_session(tail.memory, &damaged, &unread, waited);
             begun.map_err(opening)?;
         }
@@ -303,6 +303,7 @@ impl Inner {
         if waited {
             self.let_notice();
         }
+        self.look_begun()?;
         if self.meta().journal_short() {
             self.empty_journal()?;
         }
@@ -315,29 +316,6 @@ impl Inner {
         // The group above said that there is no tail; from here on groups say there is.
         self.commit_once(WriteBack::Session)?;
         self.look_begun()
-    }
-
-    /// Reserves what the metadata in use takes of a file. A copy of one has holes where nothing was written yet, and
-    /// a group that finds no space stops all writing.
-    fn fill_holes(&self) {
-        // A file of the system, and no storage of the caller's.
-        if !self.storage.may_be_shared() || !self.storage.resizable() {
-            return;
-        }
-        let (geometry, marks) = {
-            let meta = self.meta();
-            (meta.geometry, meta.marks())
-        };
-        let journal = geometry.region(RegionKind::Journal);
-        let regions = RegionKind::MARKED.into_iter().flat_map(|region| {
-            let bytes = u64::from(marks[region.mark()]) * BLOCK_BYTES;
-            (0..2).map(move |copy| (geometry.block_address(region, 0, copy), bytes))
-        });
-        let ranges = std::iter::once((journal.offset, journal.length)).chain(regions);
-        for (at, bytes) in ranges {
-            // A full file system may say so of what is reserved, too; and what is written may be what gives space back.
-            let _without_it = self.storage.allocate(at, bytes);
-        }
     }
 
     /// Makes a store of before there were groups of checksums one that has them, all closed: what its
@@ -467,6 +445,7 @@ impl Inner {
     /// came first. If it left the last one out, that one comes after the others.
     pub(super) fn update_superblock(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let mut superblock = self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_superblock(&superblock)?;
         let mut new = *superblock;
         change(&mut new);
         new.sequence += 1;

@@ -70,58 +70,45 @@ fn read<'a>(storage: &'a dyn Storage, superblock: &'a Superblock, look: Look<'a>
     Ok(reader.survey.into_scan(groups))
 }
 
-/// A block of a group, and what is known of its group.
+/// What an intact block of the ring says of its group.
 pub(super) struct Trace {
+    /// Its place.
+    pub(super) place: u32,
     pub(super) sequence: u64,
     pub(super) session: u64,
-    /// The boot it was written in, if the group is all there.
-    pub(super) boot: Option<[u8; 16]>,
-    /// It may be all that a crash has left of the group.
-    pub(super) maybe_torn: bool,
+    /// Its place in the group, and how many the group has.
+    pub(super) index: u32,
+    count: u32,
 }
 
 impl Trace {
-    /// What is at one place of the ring; `None` if that is no intact block of a group, or cannot be read.
-    pub(super) fn read(
-        storage: &dyn Storage,
-        ring: Region,
-        store: &[u8; 16],
-        place: u32,
-    ) -> Option<Self> {
-        let (sequence, first) = Self::survey(storage, ring, store, place, 1)?.0.part_at(0)?;
-        let session = first.session.get();
-        let mut found = Self { sequence, session, boot: None, maybe_torn: first.index.get() == 0 };
-        if found.maybe_torn {
-            let (survey, blocks) = Self::survey(storage, ring, store, place, first.count.get())?;
-            let group = survey.groups().next().and_then(|group| survey.assemble(&group, &blocks));
-            if let Some(group) = group {
-                found.maybe_torn = false;
-                if let Some(Record::Checkpoint { boot, .. }) =
-                    Record::decode(&mut &group.payload[..])
-                {
-                    found.boot = Some(boot);
-                }
-            }
-        }
-        Some(found)
+    /// What the block at one place of the ring says; `None` if it is no intact block of a group.
+    pub(super) fn of(block: &[u8], ring: Region, store: &[u8; 16], place: u32) -> Option<Self> {
+        let mut survey = Survey::new(1, store, ring.offset + u64::from(place) * BLOCK_BYTES);
+        survey.look(0, block);
+        let (sequence, part) = survey.part_at(0)?;
+        let (index, count) = (part.index.get(), part.count.get());
+        Some(Self { place, sequence, session: part.session.get(), index, count })
     }
 
-    fn survey(
+    /// The group, if it begins here and all of it is there.
+    pub(super) fn group(
+        &self,
         storage: &dyn Storage,
         ring: Region,
         store: &[u8; 16],
-        place: u32,
-        blocks: u32,
-    ) -> Option<(Survey, AlignedBuf)> {
-        let (at, bytes) = (u64::from(place) * BLOCK_BYTES, u64::from(blocks) * BLOCK_BYTES);
-        if at + bytes > ring.length {
+    ) -> Option<Group> {
+        let at = u64::from(self.place) * BLOCK_BYTES;
+        let bytes = u64::from(self.count) * BLOCK_BYTES;
+        if self.index > 0 || at + bytes > ring.length {
             return None;
         }
-        let mut found = AlignedBuf::zeroed(bytes as usize);
-        storage.read_at(ring.offset + at, &mut found).ok()?;
-        let mut survey = Survey::new(blocks, store, ring.offset + at);
-        survey.look(0, &found);
-        Some((survey, found))
+        let mut blocks = AlignedBuf::zeroed(bytes as usize);
+        storage.read_at(ring.offset + at, &mut blocks).ok()?;
+        let mut survey = Survey::new(self.count, store, ring.offset + at);
+        survey.look(0, &blocks);
+        let found = survey.groups().next()?;
+        survey.assemble(&found, &blocks)
     }
 }
 
