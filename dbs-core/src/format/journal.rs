@@ -277,8 +277,14 @@ impl Survey {
     /// The sequence of an intact block that was looked at.
     #[must_use]
     pub fn sequence_at(&self, position: u32) -> Option<u64> {
+        self.part_at(position).map(|(sequence, _)| sequence)
+    }
+
+    /// What an intact block that was looked at says of its group, the group's sequence first.
+    #[must_use]
+    pub fn part_at(&self, position: u32) -> Option<(u64, GroupExtra)> {
         match self.places.get(position as usize)? {
-            Place::Part(sequence, _) => Some(*sequence),
+            Place::Part(sequence, extra) => Some((*sequence, *extra)),
             _ => None,
         }
     }

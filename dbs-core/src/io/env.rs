@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -15,6 +15,8 @@ pub trait Env: Send + Sync {
     fn random(&self) -> [u8; 16];
     /// Identity of this boot.
     fn boot_id(&self) -> [u8; 16];
+    /// Lets time go by.
+    fn pause(&self, _time: Duration) {}
 }
 
 /// The real [`Env`].
@@ -72,6 +74,10 @@ impl Env for SystemEnv {
     /// All zeros where [`SystemEnv::knows_boot`] is false.
     fn boot_id(&self) -> [u8; 16] {
         self.boot_id.unwrap_or_default()
+    }
+
+    fn pause(&self, time: Duration) {
+        std::thread::sleep(time);
     }
 }
 

@@ -311,6 +311,10 @@ impl Storage for FileStorage {
         !self.target.info().is_block_device
     }
 
+    fn may_be_shared(&self) -> bool {
+        true
+    }
+
     fn direct_io(&self) -> io::Result<Option<DirectIo>> {
         self.target.direct_io().map(Some)
     }

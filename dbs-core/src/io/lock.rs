@@ -86,10 +86,20 @@ impl StoreLock {
     }
 
     fn attempt(path: &Path, metadata: &Metadata, read_only: bool) -> Result<Option<Self>> {
-        let exclusive = !read_only && metadata.file_type().is_block_device();
+        let exclusive = if metadata.file_type().is_block_device() { libc::O_EXCL } else { 0 };
         // Not to hang should the path have become a pipe.
-        let flags = libc::O_NONBLOCK | libc::O_NOCTTY | if exclusive { libc::O_EXCL } else { 0 };
-        match File::options().read(true).write(!read_only).custom_flags(flags).open(path) {
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let open =
+            |flags| File::options().read(true).write(!read_only).custom_flags(flags).open(path);
+        match open(flags | exclusive) {
+            // Many may read: a claim of the device would keep others away. This one was to find out whether somebody has
+            // it, as a writer in another container, whose device node and so whose lock is another one.
+            Ok(claimed) if read_only && exclusive != 0 => {
+                let file = open(flags).map_err(|error| open_failed(error, path))?;
+                let lock = Self::lock(file, path, metadata, true);
+                drop(claimed);
+                lock
+            }
             Ok(file) => Self::lock(file, path, metadata, read_only),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(None),
             Err(error) => Err(open_failed(error, path)),

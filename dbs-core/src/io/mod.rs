@@ -106,6 +106,11 @@ pub trait Storage: Send + Sync {
         true
     }
 
+    /// Whether another machine, or a process that does not see this one's locks, may write it too.
+    fn may_be_shared(&self) -> bool {
+        false
+    }
+
     /// The descriptor below, if there is one.
     ///
     /// # Errors

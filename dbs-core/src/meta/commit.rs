@@ -26,6 +26,16 @@ pub struct Group {
 }
 
 impl Group {
+    /// Its sequence.
+    pub fn sequence(&self) -> u64 {
+        self.taken.sequence
+    }
+
+    /// Its first block in the ring, and how many it has.
+    pub fn place(&self) -> (u32, u32) {
+        (self.taken.position, self.taken.blocks)
+    }
+
     /// Its sealed blocks. Needs no lock.
     pub fn seal(&self) -> AlignedBuf {
         let payload = self.taken.payload();

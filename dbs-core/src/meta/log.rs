@@ -61,6 +61,8 @@ pub struct TakenGroup {
     pub sequence: u64,
     /// Its first block in the ring.
     pub position: u32,
+    /// Blocks.
+    pub blocks: u32,
     /// The record in front.
     header: Vec<u8>,
     /// The others.
@@ -304,7 +306,7 @@ impl Log {
             tail.next_group();
         }
         self.next += 1;
-        Some(TakenGroup { sequence: self.next - 1, position, header: head, records })
+        Some(TakenGroup { sequence: self.next - 1, position, blocks, header: head, records })
     }
 
     /// Takes the memory of a group's records back, for those of a later one.
@@ -413,6 +415,11 @@ impl Log {
     /// The superblock says that no group is needed any more.
     pub fn release_journal(&mut self) {
         self.ring.release(self.durable);
+    }
+
+    /// The block of the ring behind the last group.
+    pub fn head(&self) -> u32 {
+        self.ring.head
     }
 
     /// Blocks of the ring in use, and in all.

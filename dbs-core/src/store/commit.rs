@@ -4,6 +4,7 @@
 //!
 //! 1. Take the records. The data each points to was written before it was recorded.
 //! 2. Flush: that data is durable, and so are metadata copies written by earlier commits.
+//!    Nobody else has written a group meanwhile (`elsewhere.rs`).
 //! 3. Write the group, and the second copy of blocks whose first is durable since step 2.
 //! 4. Flush: the group is durable; freed extents may be reused.
 //! 5. Write the first copy of blocks captured at step 1; the next commit makes them durable.
@@ -37,6 +38,7 @@ impl Store {
             return Ok(false);
         }
         self.inner.try_again();
+        self.inner.look_while_idle()?;
         if self.inner.meta().is_idle() {
             return Ok(false);
         }
@@ -136,6 +138,7 @@ impl Inner {
         if !skip {
             self.flush_storage()?;
         }
+        let looked = self.look_elsewhere()?;
         let second = self.meta().flushed();
         self.write_metadata(&second, sealed.as_ref().map(|(at, bytes)| (*at, &bytes[..])))?;
         self.meta().copies_written(&second);
@@ -146,6 +149,7 @@ impl Inner {
         if !sabotage::is(Bug::SkipGroupFlush) {
             self.flush_storage()?;
         }
+        self.note_group(&group, looked);
         let first = self.meta().group_durable(group);
         self.write_metadata(&first, None)?;
         let mut meta = self.meta();

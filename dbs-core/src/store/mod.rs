@@ -10,6 +10,7 @@ mod commands;
 mod commit;
 mod diff;
 mod dump;
+mod elsewhere;
 mod expected;
 mod extents;
 pub(crate) mod facts;
@@ -205,6 +206,8 @@ pub(crate) struct Inner {
     /// When what could not be read of metadata is tried again.
     again: Mutex<bring::Again>,
     watch: watch::Watch,
+    /// Whether another machine writes the store.
+    looks: elsewhere::Looks,
     /// Somebody reads the metadata as it was.
     still: Mutex<Option<Arc<still::Still>>>,
     /// Held by who does.
@@ -556,6 +559,9 @@ fn still_named(meta: &Meta, name: &str, held: VolumeId) -> Result<()> {
 }
 
 fn poisoned(why: &str) -> Error {
+    if elsewhere::is_told(why) {
+        return Error::new(crate::ErrorKind::Poisoned, why);
+    }
     let text =
         format!("the store takes no more writes since an error: {why}; open the store again");
     Error::new(crate::ErrorKind::Poisoned, text)

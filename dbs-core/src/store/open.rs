@@ -1,5 +1,6 @@
 //! Formatting, opening and closing a store.
 
+use super::elsewhere::{Looks, opening};
 use super::identity::as_uuid;
 use super::last_tail::{OpenedTail, WantedTail, flush_first, take_tail};
 use super::{Env, InitOptions, Inner, OpenOptions, Store, TailPlace, recover};
@@ -190,6 +191,7 @@ impl Store {
         let unread: Vec<_> = unread.map(|block| ring + u64::from(*block) * BLOCK_BYTES).collect();
         let all_learnt = loader.last_session.is_none() && superblock.compat & COMPAT_RELEARNT != 0;
         let relearn = !all_learnt && superblock.geometry.has_sums();
+        let last_session = loader.last_session;
         let session = u64::from_le_bytes(env.random()[..8].try_into().unwrap_or_default());
         let (mut meta, findings) = loader.finish(session, env.boot_id())?;
         let times = memory.map_or(0, |bytes| meta.set_metadata_memory(bytes));
@@ -199,6 +201,7 @@ impl Store {
         let superblocks = notes.iter().filter(|f| f.region == "superblock");
         let damaged: Vec<_> =
             superblocks.filter_map(|f| f.index).map(|block| block * BLOCK_BYTES).collect();
+        let looks = Looks::new(meta.log.durable, meta.log.head());
         let inner = Arc::new(Inner {
             storage,
             env,
@@ -226,6 +229,7 @@ impl Store {
             relearn: relearn.then_some(0).into(),
             again: Default::default(),
             watch: Default::default(),
+            looks,
             still: Default::default(),
             stills: Default::default(),
             files: Default::default(),
@@ -237,7 +241,10 @@ impl Store {
             sums.set_read_only(read_only);
         }
         if !read_only {
-            inner.begin_session(tail.memory, &damaged, &unread)?;
+            inner.fill_holes();
+            let waited = inner.watch_elsewhere(last_session.as_ref())?;
+            let begun = inner.begin_session(tail.memory, &damaged, &unread, waited);
+            begun.map_err(opening)?;
         }
         debug_assert!(notes.iter().all(|f| f.severity != Severity::Corrupt));
         Ok(Self { inner })
@@ -273,12 +280,13 @@ impl Store {
 
 impl Inner {
     /// Makes what recovery found durable under a new session, and only then starts a new tail:
-    /// until that moment a crash finds the old one.
+    /// until that moment a crash finds the old one. `waited`: see [`Inner::let_notice`].
     fn begin_session(
         &self,
         tail: Option<Box<dyn TailMemory>>,
         damaged_superblocks: &[u64],
         unread_journal: &[u64],
+        waited: bool,
     ) -> Result<()> {
         self.heal_superblock(damaged_superblocks)?;
         self.heal_journal(unread_journal)?;
@@ -293,6 +301,10 @@ impl Inner {
             self.empty_journal()?;
         }
         self.commit_once(WriteBack::Session)?;
+        if waited {
+            self.let_notice();
+        }
+        self.look_begun()?;
         if self.meta().journal_short() {
             self.empty_journal()?;
         }
@@ -303,7 +315,8 @@ impl Inner {
             meta.log.set_tail(Tail::start(memory, &key, next));
         }
         // The group above said that there is no tail; from here on groups say there is.
-        self.commit_once(WriteBack::Session)
+        self.commit_once(WriteBack::Session)?;
+        self.look_begun()
     }
 
     /// Makes a store of before there were groups of checksums one that has them, all closed: what its
@@ -433,6 +446,7 @@ impl Inner {
     /// came first. If it left the last one out, that one comes after the others.
     pub(super) fn update_superblock(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let mut superblock = self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_superblock(&superblock)?;
         let mut new = *superblock;
         change(&mut new);
         new.sequence += 1;

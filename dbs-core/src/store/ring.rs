@@ -70,6 +70,48 @@ fn read<'a>(storage: &'a dyn Storage, superblock: &'a Superblock, look: Look<'a>
     Ok(reader.survey.into_scan(groups))
 }
 
+/// What an intact block of the ring says of its group.
+pub(super) struct Trace {
+    /// Its place.
+    pub(super) place: u32,
+    pub(super) sequence: u64,
+    pub(super) session: u64,
+    /// Its place in the group, and how many the group has.
+    pub(super) index: u32,
+    count: u32,
+}
+
+impl Trace {
+    /// What the block at one place of the ring says; `None` if it is no intact block of a group.
+    pub(super) fn of(block: &[u8], ring: Region, store: &[u8; 16], place: u32) -> Option<Self> {
+        let mut survey = Survey::new(1, store, ring.offset + u64::from(place) * BLOCK_BYTES);
+        survey.look(0, block);
+        let (sequence, part) = survey.part_at(0)?;
+        let (index, count) = (part.index.get(), part.count.get());
+        Some(Self { place, sequence, session: part.session.get(), index, count })
+    }
+
+    /// The group, if it begins here and all of it is there.
+    pub(super) fn group(
+        &self,
+        storage: &dyn Storage,
+        ring: Region,
+        store: &[u8; 16],
+    ) -> Option<Group> {
+        let at = u64::from(self.place) * BLOCK_BYTES;
+        let bytes = u64::from(self.count) * BLOCK_BYTES;
+        if self.index > 0 || at + bytes > ring.length {
+            return None;
+        }
+        let mut blocks = AlignedBuf::zeroed(bytes as usize);
+        storage.read_at(ring.offset + at, &mut blocks).ok()?;
+        let mut survey = Survey::new(self.count, store, ring.offset + at);
+        survey.look(0, &blocks);
+        let found = survey.groups().next()?;
+        survey.assemble(&found, &blocks)
+    }
+}
+
 struct Reader<'a> {
     storage: &'a dyn Storage,
     ring: Region,

@@ -140,6 +140,29 @@ impl Drop for Vacuum<'_> {
 }
 
 impl Inner {
+    /// Reserves what the metadata in use takes of a file. A copy of one has holes where nothing was written yet, and
+    /// a group that finds no space stops all writing.
+    pub(super) fn fill_holes(&self) {
+        // A file of the system, and no storage of the caller's.
+        if !self.storage.may_be_shared() || !self.storage.resizable() {
+            return;
+        }
+        let (geometry, marks) = {
+            let meta = self.meta();
+            (meta.geometry, meta.marks())
+        };
+        let journal = geometry.region(RegionKind::Journal);
+        let regions = RegionKind::MARKED.into_iter().flat_map(|region| {
+            let bytes = u64::from(marks[region.mark()]) * BLOCK_BYTES;
+            (0..2).map(move |copy| (geometry.block_address(region, 0, copy), bytes))
+        });
+        let ranges = std::iter::once((journal.offset, journal.length)).chain(regions);
+        for (at, bytes) in ranges {
+            // A full file system may say so of what is reserved, too; and what is written may be what gives space back.
+            let _without_it = self.storage.allocate(at, bytes);
+        }
+    }
+
     /// Extents in use behind the place the last one could have.
     fn extents_to_move(&self) -> u64 {
         let meta = self.meta();

@@ -260,3 +260,35 @@ fn who_needs_space_does_not_wait_for_reads_that_hold_none_of_it() {
     told.recv_timeout(HANG).expect("it waits for the read").unwrap();
     drop(hears.recv().unwrap());
 }
+
+/// A copy of a file has holes where nothing was written yet. A group that came to one on a full file system stopped all writing.
+#[test]
+fn a_copy_of_a_file_reserves_the_space_of_its_metadata() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let directory = tempfile::tempdir().unwrap();
+    let [original, copy] = ["original", "copy"].map(|name| directory.path().join(name));
+    let options =
+        InitOptions { size: Some(64 << 20), journal_size: Some(2 << 20), ..InitOptions::default() };
+    Store::init(&original, &options).unwrap();
+    let open = |path| Store::open(path, &dbs_core::OpenOptions::default()).unwrap();
+    let store = open(&original);
+    store.create_volume("v", 1 << 20).unwrap();
+    store.close().unwrap();
+    let content = std::fs::read(&original).unwrap();
+    let file = std::fs::File::create(&copy).unwrap();
+    file.set_len(content.len() as u64).unwrap();
+    for (block, at) in content.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
+        if block.iter().any(|byte| *byte != 0) {
+            file.write_all_at(block, at).unwrap();
+        }
+    }
+    let taken = || file.metadata().unwrap().blocks() * 512;
+    let before = taken();
+    if before > 1 << 20 {
+        println!("SKIPPED: the file system of temporary files makes no holes");
+        return;
+    }
+    let store = open(&copy);
+    assert!(taken() - before > 3 << 19, "{before}, {}", taken());
+    store.close().unwrap();
+}

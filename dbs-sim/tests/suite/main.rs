@@ -4,9 +4,11 @@
 mod beside;
 mod bit_rot;
 mod crowded;
+mod directed;
 mod disk;
 mod hooked;
 mod intent;
+mod machines;
 mod ops;
 mod paging;
 mod regressions;

@@ -115,6 +115,36 @@ fn block_devices_conform() {
     }
 }
 
+/// A container has device nodes of its own, whose locks are not those of the host's nodes.
+#[test]
+fn a_device_that_is_written_through_another_node_is_not_read() {
+    use std::os::unix::fs::MetadataExt;
+    let Some(device) = Loop::new(1 << 20, 512) else { return };
+    let number = std::fs::metadata(&device.device).unwrap().rdev();
+    let number =
+        [nix::sys::stat::major(number), nix::sys::stat::minor(number)].map(|n| n.to_string());
+    let node = device.directory.path().join("node");
+    let made = Command::new("mknod").arg(&node).arg("b").args(&number).status();
+    if !made.is_ok_and(|status| status.success()) || File::open(&node).is_err() {
+        println!("SKIPPED: no device node can be made and opened in a temporary directory");
+        return;
+    }
+    // The lock of the file behind a loop device would tell; other devices have none.
+    std::fs::remove_file(device.directory.path().join("store")).unwrap();
+    let [outside, inside] = [&device.device, &node];
+    let writer = open_storage(outside, false, IoDriver::Auto).unwrap();
+    for read_only in [true, false] {
+        let refused = open_storage(inside, read_only, IoDriver::Auto).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+    }
+    drop(writer);
+    // Readers are beside one another, whichever way they came.
+    let reader = open_storage(outside, true, IoDriver::Auto).unwrap();
+    drop(open_storage(inside, true, IoDriver::Auto).unwrap());
+    drop(reader);
+    drop(open_storage(inside, false, IoDriver::Auto).unwrap());
+}
+
 #[test]
 fn writes_that_do_not_fit_the_blocks_are_refused() {
     let Some(device) = Loop::new(1 << 20, 4096) else { return };

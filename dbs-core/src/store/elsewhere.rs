@@ -1,0 +1,331 @@
+//! Whether the store is written by another machine. Locks are those of one kernel, and several may reach a disk.
+//!
+//! Who takes a store over writes a group of its own session behind the last one that it found, which is where this
+//! session would write its next. So before a session writes a group, it looks there and at the ring's start, where a
+//! longer group may have gone, at its own groups since the last look, and at the superblock. It need not look again for
+//! [`TRUST_NS`] after a group: who opens what another boot left open watches the place for longer, and a group is
+//! what it watches for. On a device a session looks as well when it has nothing to commit.
+//!
+//! What cannot be read says nothing: looking fails no store that could go on.
+
+use super::Inner;
+use super::identity::uuid_text;
+use super::ring::Trace;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::geometry::Region;
+use crate::format::record::Record;
+use crate::format::{RegionKind, Superblock};
+use crate::io::buffer::AlignedBuf;
+use crate::io::{ReadRequest, Storage};
+use crate::meta::commit::Group;
+use crate::meta::load::LastSession;
+use crate::units::BLOCK_BYTES;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// So long after a group before which a session has looked, it does not look again: at most ten times a second.
+const TRUST_NS: u64 = 100_000_000;
+/// How long who opens a file that another boot left open watches for a sign of life: longer than anybody trusts.
+const FILE_PATIENCE: Duration = Duration::from_nanos(2 * TRUST_NS);
+/// The same of a device, and then again until the other must have noticed: longer than a second, after which a
+/// server has committed what it has, and has looked.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often a store on a device is looked at while there is nothing to commit: each time that a server does its
+/// housekeeping, which is once a second.
+const IDLE_NS: u64 = 900_000_000;
+/// Groups of a session after which its first one may have been written over: a ring is at least eight groups long.
+const FIRST_GROUPS: u64 = 6;
+
+/// How each text begins that says so.
+const TOLD: &str = "the store is written from elsewhere, too";
+/// What to do about it.
+const WAY_OUT: &str = "What both have written may have destroyed blocks of either. End one of them, and see that the disk \
+                       cannot be reached from there; do not start this one again before. Then run `dbs check` and \
+                       `dbs scrub`; `dbs repair` mends metadata that is damaged";
+/// The same for who opens the store and has written nothing.
+const WAY_OUT_OPENING: &str =
+    "Nothing was changed here. End the process there, or let it close the store";
+
+/// What is remembered of the last look.
+pub(super) struct Looks(Mutex<Seen>);
+
+/// A group's first block in the ring, and its sequence.
+type Place = (u32, u64);
+
+#[derive(Default)]
+struct Seen {
+    /// The last group of the session before.
+    before: u64,
+    /// This session's last group.
+    own: Option<Place>,
+    /// Its first one, while no later one can have been written over it.
+    first: Option<Place>,
+    /// The first one since the last look.
+    unproven: Option<Place>,
+    /// The block behind the last group of all.
+    behind: u32,
+    /// When a group was begun, before which this had looked.
+    begun_ns: Option<u64>,
+    looked_ns: u64,
+}
+
+impl Looks {
+    /// Of a session that has not begun: its first group comes after group `before`, at `behind` or at the ring's start.
+    pub(super) fn new(before: u64, behind: u32) -> Self {
+        Self(Mutex::new(Seen { before, behind, ..Seen::default() }))
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A sign of another writer.
+struct Sign {
+    what: String,
+    boot: Option<[u8; 16]>,
+}
+
+/// What is looked for in the journal.
+struct Wanted {
+    ring: Region,
+    store: [u8; 16],
+    session: u64,
+    /// Places, the lowest sequence that is a sign there, and whether a part of a group is one.
+    places: Vec<(u32, u64, bool)>,
+}
+
+impl Inner {
+    /// Before a group is written: makes sure that nobody else has written one. The caller has the turn at commits. When
+    /// this has looked, for [`Inner::note_group`].
+    ///
+    /// # Errors
+    /// `Poisoned`.
+    pub(super) fn look_elsewhere(&self) -> Result<Option<u64>> {
+        if !self.storage.may_be_shared() {
+            return Ok(None);
+        }
+        let now = self.env.now_ns();
+        // A clock that was put back says nothing.
+        let since = self.looks.seen().begun_ns.map(|begun| now.checked_sub(begun));
+        if matches!(since, Some(Some(0..TRUST_NS))) {
+            return Ok(None);
+        }
+        self.look_now(now).map_err(|sign| self.stopped(&sign))?;
+        Ok(Some(now))
+    }
+
+    /// This group is durable. It was begun after a look, if there was one for it.
+    pub(super) fn note_group(&self, group: &Group, looked: Option<u64>) {
+        let (place, blocks) = group.place();
+        let own = (place, group.sequence());
+        let mut seen = self.looks.seen();
+        if seen.own.is_none() {
+            seen.first = Some(own);
+        }
+        seen.first = seen.first.filter(|(_, first)| group.sequence() - first < FIRST_GROUPS);
+        seen.unproven.get_or_insert(own);
+        seen.own = Some(own);
+        seen.behind = place + blocks;
+        seen.begun_ns = looked.or(seen.begun_ns);
+    }
+
+    /// Looks while there is nothing to commit, if that was not just done.
+    ///
+    /// # Errors
+    /// `Poisoned`.
+    pub(super) fn look_while_idle(&self) -> Result<()> {
+        // A file is reached by one kernel, but for shared file systems: there it costs requests.
+        if !self.storage.may_be_shared() || self.storage.resizable() {
+            return Ok(());
+        }
+        let now = self.env.now_ns();
+        let looked = self.looks.seen().looked_ns;
+        if now.checked_sub(looked).is_some_and(|since| since < IDLE_NS) {
+            return Ok(());
+        }
+        // Who has closed the store meanwhile has given it away.
+        let look = || if self.poison.get().is_some() { Ok(()) } else { self.look_now(now) };
+        self.without_commits(look).map_err(|sign| self.poison_by(self.stopped(&sign)))
+    }
+
+    /// Whoever wrote the store last may still do so, on another machine: waits for a sign of it. Nothing was written yet.
+    /// Whether that one is to be given time to notice this session ([`Inner::let_notice`]).
+    ///
+    /// # Errors
+    /// `Busy`.
+    pub(super) fn watch_elsewhere(&self, last: Option<&LastSession>) -> Result<bool> {
+        if !self.storage.may_be_shared() {
+            return Ok(false);
+        }
+        // Of this boot, the locks have told. A store that was closed has nobody who writes it.
+        let boot = self.meta().boot;
+        let unknown = [0; 16];
+        let elsewhere = last.is_some_and(|last| last.boot != boot || boot == unknown);
+        let is_device = !self.storage.resizable();
+        if elsewhere {
+            self.env.pause(if is_device { PATIENCE } else { FILE_PATIENCE });
+        }
+        let looked = self.look_now(self.env.now_ns());
+        looked.map_err(|sign| Error::busy(format!("{}. {WAY_OUT_OPENING}", self.tell(&sign))))?;
+        Ok(elsewhere && is_device)
+    }
+
+    /// The session's first group is durable. Who wrote the store before finds it while this waits, and stops before
+    /// anything else is written here.
+    pub(super) fn let_notice(&self) {
+        self.env.pause(PATIENCE);
+    }
+
+    /// The session has begun: its groups must still be there. Of two that open the store at the same moment, or one of which
+    /// was writing a group, one finds that of the other.
+    ///
+    /// # Errors
+    /// `Poisoned`.
+    pub(super) fn look_begun(&self) -> Result<()> {
+        if !self.storage.may_be_shared() {
+            return Ok(());
+        }
+        self.looks.seen().begun_ns = None;
+        self.look_now(self.env.now_ns()).map_err(|sign| self.stopped(&sign))
+    }
+
+    /// Before the superblock is changed from what is known of it: makes sure that it is what is there.
+    ///
+    /// # Errors
+    /// `Poisoned`, which stops all writing.
+    pub(super) fn check_superblock(&self, known: &Superblock) -> Result<()> {
+        if !self.storage.may_be_shared() {
+            return Ok(());
+        }
+        let mut block = AlignedBuf::zeroed(BLOCK_BYTES as usize);
+        if self.storage.read_at(0, &mut block).is_err() {
+            return Ok(());
+        }
+        sign_in_superblock(&block, known)
+            .map_or(Ok(()), |sign| Err(self.poison_by(self.stopped(&sign))))
+    }
+
+    fn look_now(&self, now: u64) -> std::result::Result<(), Sign> {
+        let sign = self.find_sign();
+        let mut seen = self.looks.seen();
+        seen.looked_ns = now;
+        seen.unproven = None;
+        sign.map_or(Ok(()), Err)
+    }
+
+    fn tell(&self, sign: &Sign) -> String {
+        let here = self.meta().boot;
+        let whose = match sign.boot {
+            Some(boot) if boot == here => " of this machine, perhaps in a container".to_owned(),
+            Some(boot) => format!(" of the machine whose boot id is {}", uuid_text(&boot)),
+            None => String::new(),
+        };
+        format!("{TOLD}: {}{whose}", sign.what)
+    }
+
+    fn stopped(&self, sign: &Sign) -> Error {
+        let (told, own) = (self.tell(sign), self.meta().log.session);
+        let here = uuid_text(&self.meta().boot);
+        let text = format!("{told}. This is session {own:016x}, boot id {here}. {WAY_OUT}");
+        Error::new(ErrorKind::Poisoned, text)
+    }
+
+    fn find_sign(&self) -> Option<Sign> {
+        let wanted = self.wanted();
+        let addresses = wanted.places.iter().map(|(place, ..)| address(wanted.ring, *place));
+        let addresses: Vec<u64> = std::iter::once(0).chain(addresses).collect();
+        // Nobody here changes it meanwhile.
+        let known = self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+        let blocks = read_each(&*self.storage, &addresses);
+        let (superblock, blocks) = blocks.split_first()?;
+        if let Some(sign) = superblock.as_ref().and_then(|block| sign_in_superblock(block, &known))
+        {
+            return Some(sign);
+        }
+        drop(known);
+        let mut found = wanted.places.iter().zip(blocks);
+        found.find_map(|(at, block)| self.sign_at(&wanted, *at, block.as_ref()?))
+    }
+
+    /// Where a group of another session would show.
+    fn wanted(&self) -> Wanted {
+        let meta = self.meta();
+        let (ring, store) = (meta.geometry.region(RegionKind::Journal), meta.uuid);
+        let seen = self.looks.seen();
+        // A crash may have left parts of the group that the session's first one has replaced, and of none later.
+        let least = seen.before + if seen.own.is_some() { 2 } else { 1 };
+        // Over an own group it has left nothing.
+        let own = [seen.own, seen.first, seen.unproven].into_iter().flatten();
+        let mut places: Vec<_> = own.map(|(place, sequence)| (place, sequence, true)).collect();
+        places.extend([0, seen.behind].map(|place| (place, least, false)));
+        places.retain(|(place, ..)| u64::from(*place) * BLOCK_BYTES < ring.length);
+        places.dedup();
+        Wanted { ring, store, session: meta.log.session, places }
+    }
+
+    fn sign_at(
+        &self,
+        wanted: &Wanted,
+        (place, least, parts): (u32, u64, bool),
+        block: &AlignedBuf,
+    ) -> Option<Sign> {
+        let Wanted { ring, store, session, .. } = wanted;
+        let found = Trace::of(block, *ring, store, place)?;
+        if found.session == *session || found.sequence < least {
+            return None;
+        }
+        let group = found.group(&*self.storage, *ring, store);
+        if group.is_none() && found.index == 0 && !parts {
+            return None;
+        }
+        let boot = group.and_then(|group| match Record::decode(&mut &group.payload[..]) {
+            Some(Record::Checkpoint { boot, .. }) => Some(boot),
+            _ => None,
+        });
+        let Trace { sequence, session, .. } = found;
+        let what = format!("group {sequence} of the journal is of session {session:016x}");
+        Some(Sign { what, boot })
+    }
+}
+
+fn address(ring: Region, place: u32) -> u64 {
+    ring.offset + u64::from(place) * BLOCK_BYTES
+}
+
+/// Reads these blocks at once; those that can be read.
+fn read_each(storage: &dyn Storage, addresses: &[u64]) -> Vec<Option<AlignedBuf>> {
+    let block = |_: &u64| AlignedBuf::zeroed(BLOCK_BYTES as usize);
+    let mut blocks: Vec<AlignedBuf> = addresses.iter().map(block).collect();
+    let all = addresses.iter().zip(&mut blocks);
+    let mut requests: Vec<_> =
+        all.map(|(offset, buf)| ReadRequest { offset: *offset, buf: &mut buf[..] }).collect();
+    if storage.read_many(&mut requests).is_ok() {
+        return blocks.into_iter().map(Some).collect();
+    }
+    let each = addresses.iter().zip(blocks);
+    each.map(|(at, mut block)| storage.read_at(*at, &mut block).is_ok().then_some(block)).collect()
+}
+
+/// A change of the superblock that is not of this process.
+fn sign_in_superblock(block: &[u8], known: &Superblock) -> Option<Sign> {
+    let found = Superblock::decode(block, 0).ok()?;
+    if found.uuid != known.uuid {
+        let what = format!("there is another store now, {}", uuid_text(&found.uuid));
+        return Some(Sign { what, boot: None });
+    }
+    let is_newer = found.sequence > known.sequence;
+    let differs = found.sequence == known.sequence && found != *known;
+    let what = "another process has changed the superblock".to_owned();
+    (is_newer || differs).then_some(Sign { what, boot: None })
+}
+
+/// What is said of it to who opens the store.
+pub(super) fn opening(error: Error) -> Error {
+    if error.kind() == ErrorKind::Poisoned { Error::busy(error.to_string()) } else { error }
+}
+
+/// Whether this is why a store takes no more writes: then opening it again is no way out.
+pub(super) fn is_told(why: &str) -> bool {
+    why.starts_with(TOLD)
+}
