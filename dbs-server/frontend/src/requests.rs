@@ -101,7 +101,7 @@ impl<T: Copy + Send + 'static> Requests<T> {
     pub(super) fn next_carry(&mut self, io: &Io) -> Option<(Carry, Option<Buf>, u64)> {
         match &mut self.0 {
             By::Store(_) => None,
-            By::Carrier(carried) => carried.next(io),
+            By::Carrier(carried) => carried.next(io.buffers()),
         }
     }
 
