@@ -17,6 +17,11 @@ const TAKEN_PER_TURN: usize = 256;
 /// Bytes under way of one queue; a request more may go beyond.
 const BYTES_MAX: u64 = 32 << 20;
 
+/// Requests after which a queue hands on what it has done, in the middle of a turn: what it took to the disk, and what it
+/// answered to the guest. So the disk, this thread and the guest's processor work at the same time; each time costs a
+/// system call.
+const BATCH: usize = 8;
+
 /// Requests that keep their memory.
 const IDLE_MAX: usize = 1024;
 
@@ -99,6 +104,8 @@ struct Queue {
     running: Vec<Option<Running>>,
     count: usize,
     bytes: u64,
+    /// Answers of which the guest was not told yet.
+    untold: usize,
     /// Who waits until nothing is under way.
     stopping: Option<mpsc::Sender<u16>>,
     /// What is not begun then is left.
@@ -129,7 +136,7 @@ impl Queues {
         let (inflight, mut left) = inflight.unzip();
         left.iter_mut().for_each(|left| left.reverse());
         let running = (0..ring.size()).map(|_| None).collect();
-        let (count, bytes, stopping) = (0, 0, None);
+        let (count, bytes, untold, stopping) = (0, 0, 0, None);
         let (dropping, broken, complained) = (false, false, false);
         let left = left.unwrap_or_default();
         self.queues.push(Queue {
@@ -148,6 +155,7 @@ impl Queues {
             running,
             count,
             bytes,
+            untold,
             stopping,
             dropping,
             broken,
@@ -162,7 +170,7 @@ impl Queues {
 
     /// Takes and starts what there is, as far as there is room for it.
     fn take(&mut self, io: &mut Io, number: u64) {
-        for _ in 0..TAKEN_PER_TURN {
+        for taken in 1..=TAKEN_PER_TURN {
             let Some(queue) = self.queues.iter_mut().find(|queue| queue.number == number) else {
                 return;
             };
@@ -172,6 +180,9 @@ impl Queues {
                     if let Some((demand, range)) = queue.begin(io, head, chain) {
                         let user = Arc::clone(&queue.user);
                         self.requests.start(io, &user, (number, head), demand, range);
+                    }
+                    if taken.is_multiple_of(BATCH) {
+                        io.hand_over();
                     }
                 }
                 Ok(None) => return self.finish(io),
@@ -333,6 +344,10 @@ impl Queue {
         }
         let pushed = self.push_noted(head, written);
         pushed.err().into_iter().for_each(|broken| self.breaks(broken));
+        self.untold += 1;
+        if self.untold >= BATCH {
+            self.signal();
+        }
     }
 
     fn push_noted(&mut self, head: u16, written: u32) -> Result<(), Broken> {
@@ -346,6 +361,7 @@ impl Queue {
 
     /// Tells the guest of answers, if there are any that it wants to be told of.
     fn signal(&mut self) {
+        self.untold = 0;
         match self.ring.wants_signal(&self.memory) {
             // Full only if nobody looks.
             Ok(true) => drop(self.call.as_mut().map(add_one)),
