@@ -62,6 +62,20 @@ impl Volume {
     }
 }
 
+/// Stops a process, all threads of it: until one of them has seen the signal, the others go on.
+fn halt(process: &Process) {
+    process.signal(Signal::SIGSTOP);
+    let tasks = format!("/proc/{}/task", process.pid());
+    let is_stopped = |task: fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        // Behind the name, which may hold anything.
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    };
+    eventually("it is stopped", || {
+        fs::read_dir(&tasks).unwrap().all(|task| is_stopped(task.unwrap()))
+    });
+}
+
 /// The blocks of a queue.
 fn blocks(queue: u64) -> std::ops::Range<u64> {
     queue * DEPTH..(queue + 1) * DEPTH
@@ -115,7 +129,7 @@ fn a_machine_goes_on_after_its_controller_was_killed() {
         begin(&mut guest, 10 * version);
         finish(&mut guest);
         // With a replica that does nothing, no write is answered: all are under way when the controller ends.
-        volume.replicas[2].0.signal(Signal::SIGSTOP);
+        halt(&volume.replicas[2].0);
         begin(&mut guest, 10 * version + 1);
         for queue in 0..u64::from(QUEUES) {
             eventually("all are taken", || guest.noted(queue).unwrap().len() == DEPTH as usize);
@@ -257,7 +271,7 @@ fn a_host_goes_on_after_its_controller_was_killed() {
         for number in 0..DEPTH {
             host.queues[0].run(&write(number, 10 * version)).ok();
         }
-        volume.replicas[2].0.signal(Signal::SIGSTOP);
+        halt(&volume.replicas[2].0);
         for number in 0..DEPTH / 2 {
             host.queues[0].submit(&write(number, 10 * version + 1));
         }
