@@ -232,6 +232,14 @@ impl Io {
         backend!(self, driver => driver.write(file.0, segments, payload, tag));
     }
 
+    /// Hands what was started over to the kernel now, and not when the turn ends: for a handler that starts many
+    /// operations in a turn, of which the first are to be at work while the others are still being made.
+    pub fn hand_over(&mut self) {
+        if let Backend::Uring(driver) = &mut self.backend {
+            driver.hand_over();
+        }
+    }
+
     /// Makes durable what has been written to a file and was complete before this call; ends in
     /// [`Handler::synced`].
     pub fn sync(&mut self, file: File, tag: u64) {

@@ -230,6 +230,14 @@ impl Uring {
         self.enter(0, 1)
     }
 
+    /// Hands over what was started, and nothing else.
+    pub fn hand_over(&mut self) {
+        if !self.ring.submission().is_empty() {
+            // What could not be taken now is taken at the end of the turn, which tells of errors.
+            let _ = self.enter(0, 0);
+        }
+    }
+
     /// As [`Uring::poll`], but waits until something has ended or the time is over.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if !self.done.is_empty() {

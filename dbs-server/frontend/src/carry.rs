@@ -135,6 +135,17 @@ pub trait Front {
         let _ = (io, carrier, tag, buf, result);
     }
 
+    /// See [`dbs_reactor::Handler::signalled`]; the number is the lower half of the tag.
+    fn signalled(
+        &mut self,
+        io: &mut Io,
+        carrier: &mut dyn Carrier,
+        number: u32,
+        result: io::Result<()>,
+    ) {
+        let _ = (io, carrier, number, result);
+    }
+
     /// What is to become of the request with this ticket, which the limits of the volume delay.
     fn fate(&self, ticket: u64) -> Fate {
         let _ = ticket;

@@ -7,8 +7,10 @@
 //! - [`Peers`]: the connections of one reactor. Bytes become requests as their [`Protocol`] says,
 //!   within the limits of what may be in flight; replies gather and go out together;
 //! - [`Direct`]: reads and writes of volumes that the reactor does by itself;
-//! - [`Requests`]: all that a client may ask of a volume, carried out by the reactor and its workers, for frontends whose
-//!   requests are no bytes of a socket: block devices and virtual machines;
+//! - [`Requests`]: all that a client may ask of a volume, carried out by the reactor and its workers, or by a [`Carrier`]
+//!   beside it: for block devices, virtual machines and hosts of NVMe;
+//! - [`Disks`]: what there is to be used, and who may have it: one writer of each; [`Engine`]: the reactors of a frontend;
+//! - [`Hosted`]: a frontend on [`Requests`] as a [`Front`];
 //! - [`Front`] and [`Carrier`]: the seam between a protocol and what carries its requests out where
 //!   that is no volume of this process; [`Pieces`] of what is too long to be carried at once;
 //! - [`Commits`]: requests that wait for a commit, and share it; [`Flushing`]: commits that are a flush alone;
@@ -22,12 +24,17 @@
 
 mod accept;
 mod address;
+mod carried;
 mod carry;
 mod commits;
 mod counts;
 mod delayed;
+mod demand;
 mod direct;
+mod disks;
+mod engine;
 mod flushing;
+mod hosted;
 mod listen;
 #[cfg(feature = "testing")]
 mod offline;
@@ -38,6 +45,7 @@ mod pieces;
 mod pool;
 mod requests;
 mod socket;
+mod stored;
 pub mod tls;
 
 pub use accept::{Acceptor, raise_descriptors};
@@ -47,8 +55,12 @@ pub use commits::Commits;
 pub use counts::{Counted, Counts};
 pub use dbs_reactor::inherited_sockets;
 pub use delayed::{Delayed, Fate};
+pub use demand::{Answer, CarriedDisk, Demand, Disk, User};
 pub use direct::{Direct, Ended, Plan, Planned, Storage};
+pub use disks::{Access, Applicant, DiskOptions, Disks, OneDisk, Opened, StoreDisks, Subject};
+pub use engine::{Engine, Post, ToFront};
 pub use flushing::{Flushing, Going};
+pub use hosted::{Hosted, Serves};
 pub use listen::{Listen, Listener};
 #[cfg(feature = "testing")]
 pub use offline::Offline;
@@ -56,5 +68,6 @@ pub use peer::{Charge, HEADER_MAX_BYTES, Limits, Protocol, Ready};
 pub use peers::{Event, Peers};
 pub use pieces::{DISCARD_MAX_BYTES, Pieces, ZEROES_MAX_BYTES, piece};
 pub use pool::{Pool, Work, lock, wait_while};
-pub use requests::{Answer, Deliver, Demand, Report, Requests, User};
+pub use requests::Requests;
 pub use socket::Socket;
+pub use stored::{Deliver, Report};

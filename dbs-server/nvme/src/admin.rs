@@ -1,9 +1,10 @@
 //! Commands of an admin queue: what is answered to each, without anything else being done.
 
 use super::command::{Command, Status, TRANSFER_MAX_BYTES, opcode};
-use super::controller::{Controller, Subject};
+use super::controller::{Controller, Shows};
 use super::identify::{self, Described, IDENTIFY_BYTES};
 use super::registers::Begins;
+use dbs_frontend::Opened;
 
 /// The properties of a controller, as commands of Fabrics.
 mod fabrics {
@@ -105,7 +106,7 @@ fn identify(controller: &Controller, command: &Command) -> Result<Reply, Status>
     let data = match (kind, disk) {
         (1, disk) => {
             let subsystem = controller.subsystem();
-            let uuid = disk.map(|disk| disk.uuid.as_str());
+            let uuid = disk.map(|disk| disk.opened.uuid.as_str());
             let number = controller.number;
             identify::controller(&Described { number, subsystem: &subsystem, uuid })
         }
@@ -113,9 +114,10 @@ fn identify(controller: &Controller, command: &Command) -> Result<Reply, Status>
             return Err(Status::INVALID_NAMESPACE);
         }
         (0, Some(disk)) => {
-            identify::namespace(disk.volume.size(), disk.read_only, disk.whole_blocks)
+            let Opened { disk, read_only, whole_blocks, .. } = &disk.opened;
+            identify::namespace(disk.size(), *read_only, *whole_blocks)
         }
-        (3, Some(disk)) => identify::descriptors(&disk.uuid),
+        (3, Some(disk)) => identify::descriptors(&disk.opened.uuid),
         (2, Some(_)) if namespace < 0xffff_fffe => identify::namespaces(namespace),
         (2, Some(_)) => return Err(Status::INVALID_NAMESPACE),
         // Of the NVM command set.
@@ -141,8 +143,8 @@ fn log_page(
     let length = length as usize;
     // The host keeps what it was told of for another time.
     let seen = command.dword(10) & 1 << 15 == 0;
-    let log = match ((command.dword(10) & 0xff) as u8, &controller.subject) {
-        (log::DISCOVERY, Subject::Discovery(address)) => {
+    let log = match ((command.dword(10) & 0xff) as u8, &controller.shows) {
+        (log::DISCOVERY, Shows::Discovery(address)) => {
             controller.changes(seen);
             // There may be many: a list is made when something has changed, not for each read.
             let known = controller.found(None).0;
@@ -152,10 +154,10 @@ fn log_page(
             return Ok(Reply::Data(identify::discovery(generation, &found, *address, range)));
         }
         (log::ERRORS, _) => vec![0; 64],
-        (log::HEALTH, Subject::Disk(_)) => identify::health(),
-        (log::FIRMWARE, Subject::Disk(_)) => vec![0; 512],
-        (log::EFFECTS, Subject::Disk(_)) => identify::effects(),
-        (log::CHANGED, Subject::Disk(_)) => {
+        (log::HEALTH, Shows::Disk(_)) => identify::health(),
+        (log::FIRMWARE, Shows::Disk(_)) => vec![0; 512],
+        (log::EFFECTS, Shows::Disk(_)) => identify::effects(),
+        (log::CHANGED, Shows::Disk(_)) => {
             if controller.changes(seen) {
                 identify::namespaces(0)
             } else {

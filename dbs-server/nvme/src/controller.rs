@@ -3,8 +3,7 @@
 use super::command::Status;
 use super::identify::{DISCOVERY_EVENTS, DISCOVERY_NQN, EVENTS_MAX, NAMESPACE_EVENTS, UUID_NQN};
 use super::registers::{Begins, Registers};
-use dbs_core::Volume;
-use dbs_frontend::{Counted, Counts, lock};
+use dbs_frontend::{Counted, Counts, Opened, lock};
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -44,22 +43,14 @@ pub struct Host {
 
 /// A volume or snapshot that a host uses.
 pub struct Disk {
-    /// What it uses.
-    pub volume: Volume,
-    /// Whether it may only read.
-    pub read_only: bool,
-    /// Whether each 4 KiB are known to be written whole or not at all.
-    pub whole_blocks: bool,
+    /// What it uses, after whose uuid the subsystem is called.
+    pub opened: Opened,
     /// I/O queues that the host may have: more than there are reactors to serve them are of no use.
     pub queues_max: u16,
-    /// What the subsystem is called after.
-    pub uuid: String,
-    /// A server before lost what it had acknowledged, which the host is to be told.
-    pub lost: Arc<AtomicBool>,
 }
 
 /// What a controller shows.
-pub enum Subject {
+pub enum Shows {
     /// A volume or snapshot, as a namespace.
     Disk(Disk),
     /// Which subsystems there are, and at which address.
@@ -79,7 +70,7 @@ pub struct Controller {
     /// Where the host connects from.
     pub address: String,
     /// What it shows.
-    pub subject: Subject,
+    pub shows: Shows,
     since_ns: u64,
     state: Mutex<State>,
     ended: AtomicBool,
@@ -142,14 +133,14 @@ impl Controller {
         (id, number): (u64, u16),
         host: Host,
         (who, address): (String, String),
-        subject: Subject,
+        shows: Shows,
         keep_alive_ms: u32,
         tell: Tell,
     ) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let size = match &subject {
-            Subject::Disk(disk) => disk.volume.size(),
-            Subject::Discovery(_) => 0,
+        let size = match &shows {
+            Shows::Disk(disk) => disk.opened.disk.size(),
+            Shows::Discovery(_) => 0,
         };
         let state = State { queues: BTreeSet::from([0]), ..State::default() };
         let this = Self {
@@ -158,7 +149,7 @@ impl Controller {
             host,
             who,
             address,
-            subject,
+            shows,
             since_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             state: Mutex::new(state),
             ended: AtomicBool::new(false),
@@ -175,15 +166,15 @@ impl Controller {
 
     /// The disk that it shows.
     pub fn disk(&self) -> Option<&Disk> {
-        match &self.subject {
-            Subject::Disk(disk) => Some(disk),
-            Subject::Discovery(_) => None,
+        match &self.shows {
+            Shows::Disk(disk) => Some(disk),
+            Shows::Discovery(_) => None,
         }
     }
 
     /// The name of its subsystem.
     pub fn subsystem(&self) -> String {
-        let named = |disk: &Disk| format!("{UUID_NQN}{}", disk.uuid);
+        let named = |disk: &Disk| format!("{UUID_NQN}{}", disk.opened.uuid);
         self.disk().map_or_else(|| DISCOVERY_NQN.to_owned(), named)
     }
 
@@ -307,7 +298,7 @@ impl Controller {
     /// Tells the host of the size of its disk if that has changed.
     pub fn follow(&self) {
         if let Some(disk) = self.disk() {
-            let size = disk.volume.size();
+            let size = disk.opened.disk.size();
             if self.size.swap(size, Ordering::Relaxed) != size {
                 self.changed();
             }
@@ -330,9 +321,9 @@ impl Controller {
     /// The command that is to tell of an event now, and what it says.
     pub fn event(&self) -> Option<(u16, u32)> {
         // A notice: what has changed, and the log that tells more.
-        let (mask, event) = match self.subject {
-            Subject::Disk(_) => (NAMESPACE_EVENTS, 0x04_00_02),
-            Subject::Discovery(_) => (DISCOVERY_EVENTS, 0x70_f0_02),
+        let (mask, event) = match self.shows {
+            Shows::Disk(_) => (NAMESPACE_EVENTS, 0x04_00_02),
+            Shows::Discovery(_) => (DISCOVERY_EVENTS, 0x70_f0_02),
         };
         let events = &mut lock(&self.state).events;
         if !events.changed || events.told || events.wanted & mask == 0 {
@@ -379,7 +370,7 @@ impl Controller {
 
     /// What others are told of it, if it uses a disk.
     pub fn info(&self) -> Option<ClientInfo> {
-        let read_only = self.disk()?.read_only;
+        let read_only = self.disk()?.opened.read_only;
         let mut counted = Counted::default();
         self.counts.iter().for_each(|counts| counted += counts.get());
         let Self { id, since_ns, .. } = *self;
@@ -393,9 +384,9 @@ mod tests {
 
     fn discovery(keep_alive_ms: u32) -> Controller {
         let host = Host { name: "nqn.2014-08.org.nvmexpress:uuid:x".to_owned(), id: [1; 16] };
-        let subject = Subject::Discovery(([127, 0, 0, 1], 4420).into());
+        let shows = Shows::Discovery(([127, 0, 0, 1], 4420).into());
         let names = ("host".to_owned(), "tcp:127.0.0.1:1".to_owned());
-        Controller::new((1, 1), host, names, subject, keep_alive_ms, Arc::new(|_| {}))
+        Controller::new((1, 1), host, names, shows, keep_alive_ms, Arc::new(|_| {}))
     }
 
     #[test]

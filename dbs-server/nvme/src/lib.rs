@@ -28,5 +28,4 @@ mod target;
 mod wire;
 
 pub use controller::ClientInfo;
-pub use server::NvmeTcp;
-pub use shared::{Access, NvmeOptions};
+pub use server::{HostedNvme, NvmeTcp};

@@ -21,6 +21,12 @@ pub enum Message {
     End,
 }
 
+impl From<Report<Ticket>> for Message {
+    fn from(report: Report<Ticket>) -> Self {
+        Self::Report(report)
+    }
+}
+
 /// A command under way.
 #[derive(Debug, Clone, Copy)]
 pub struct Ticket {

@@ -2,17 +2,20 @@
 
 use super::controller::{ClientInfo, Controller};
 use super::message::Message;
-use super::shared::{Connections, NvmeOptions, PATIENCE, Shared};
+use super::shared::{Connections, PATIENCE, Shared};
 use super::target::Target;
+use dbs_core::info::HolderKind;
 use dbs_core::{Error, Result, Store};
-use dbs_frontend::{Acceptor, Listen, Listener, Pool, lock, raise_descriptors, wait_while};
-use dbs_reactor::Thread;
+use dbs_frontend::{
+    Acceptor, DiskOptions, Engine, Front, Hosted, Listen, Listener, OneDisk, Requests, StoreDisks,
+    ToFront, lock, raise_descriptors, wait_while,
+};
 use dbs_service::log;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long hosts may take to receive their last answers when the server stops.
@@ -20,24 +23,64 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 /// Between two looks who is silent.
 const CLOCK: Duration = Duration::from_secs(1);
 
-/// The volumes and snapshots of a store, each a subsystem of NVMe over TCP. Dropping it stops it.
+/// The volumes and snapshots of a store, or one volume that something else carries the requests of out, each a subsystem of
+/// NVMe over TCP. Dropping it stops it.
 pub struct NvmeTcp {
     shared: Arc<Shared>,
     addresses: Vec<Listen>,
     acceptor: Option<Acceptor>,
-    threads: Mutex<Vec<Thread<Message>>>,
-    pool: Arc<Pool>,
+}
+
+/// A server that is not started, whose queues are on reactors of somebody else.
+pub struct HostedNvme(Arc<Shared>);
+
+impl HostedNvme {
+    /// Of a disk whose requests are carried out there.
+    #[must_use]
+    pub fn new(disk: OneDisk) -> Self {
+        Self(Shared::new(Arc::new(disk)))
+    }
+
+    /// Its part on one reactor, to be made there; its operations have `tags`.
+    pub fn front(&self) -> impl FnOnce(u64) -> Box<dyn Front> + Send + use<> {
+        let shared = Arc::clone(&self.0);
+        move |tags| Box::new(Hosted::new(Target::new(shared, Requests::carried(), tags)))
+    }
+
+    /// Starts to serve: `to` reaches those parts, which exist already.
+    ///
+    /// # Errors
+    /// Those of [`NvmeTcp::start`].
+    pub fn start(self, listen: &[Listen], reactors: usize, to: &ToFront) -> Result<NvmeTcp> {
+        NvmeTcp::serve(self.0, listen, || Ok(Engine::hosted(reactors, to)))
+    }
 }
 
 impl NvmeTcp {
-    /// Serves all volumes and snapshots.
+    /// Serves all volumes and snapshots of a store on these addresses: TCP on loopback.
     ///
     /// # Errors
     /// An address that cannot be listened on, or may not be; threads that cannot be started.
-    pub fn start(store: Store, options: NvmeOptions) -> Result<Self> {
+    pub fn start(store: Store, listen: &[Listen], serving: DiskOptions) -> Result<Self> {
+        let serving = Arc::new(serving);
+        let disks = StoreDisks::new(store.clone(), HolderKind::NvmeTcp, Arc::clone(&serving));
+        let shared = Shared::new(Arc::new(disks));
+        let its = Arc::clone(&shared);
+        let engine = || {
+            let make = move |requests, _| Target::new(Arc::clone(&its), requests, 0);
+            Engine::start("nvme", &store, &serving, make, || Message::End)
+        };
+        Self::serve(shared, listen, engine)
+    }
+
+    fn serve(
+        shared: Arc<Shared>,
+        listen: &[Listen],
+        engine: impl FnOnce() -> io::Result<Engine<Message>>,
+    ) -> Result<Self> {
         let failed = |e| Error::io(e, "starting the NVMe/TCP server");
         let mut listeners = Vec::new();
-        for address in &options.listen {
+        for address in listen {
             check_loopback(address)?;
             listeners.push(Listener::bind(address).map_err(failed)?);
         }
@@ -51,28 +94,14 @@ impl NvmeTcp {
             log::warn("nvme", &[("listening", address), ("note", &why)]);
         });
         raise_descriptors();
-        let pool = Arc::new(Pool::start("nvme-worker", options.workers.max(1)).map_err(failed)?);
-        let shared = Shared::new(store, options);
-        let threads = Mutex::default();
-        let mut this = Self { shared, addresses, acceptor: None, threads, pool };
-        this.start_threads(listeners).map_err(failed)?;
+        let engine = engine().map_err(failed)?;
+        shared.engine.get_or_init(|| engine);
+        let mut this = Self { shared, addresses, acceptor: None };
+        this.accept(listeners).map_err(failed)?;
         Ok(this)
     }
 
-    fn start_threads(&mut self, listeners: Vec<Listener>) -> io::Result<()> {
-        let options = &self.shared.options;
-        let mut threads = lock(&self.threads);
-        for index in 0..options.reactors.max(1) {
-            let (store, pool) = (self.shared.store.clone(), Arc::clone(&self.pool));
-            let shared = Arc::clone(&self.shared);
-            let make = move |io: &mut dbs_reactor::Io, remote| {
-                Target::new(io, &store, (shared, pool), remote)
-            };
-            let name = format!("nvme-reactor-{index}");
-            threads.push(dbs_reactor::spawn(&name, &options.reactor, make)?);
-        }
-        self.shared.reactors.get_or_init(|| threads.iter().map(Thread::remote).collect());
-        drop(threads);
+    fn accept(&mut self, listeners: Vec<Listener>) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let acceptor = Acceptor::start("nvme", CLOCK, move || shared.strike())?;
         for (number, (listener, address)) in listeners.into_iter().zip(&self.addresses).enumerate()
@@ -85,6 +114,12 @@ impl NvmeTcp {
         }
         self.acceptor = Some(acceptor);
         Ok(())
+    }
+
+    /// The names of the subsystems that there are.
+    #[must_use]
+    pub fn subsystems(&self) -> Vec<String> {
+        self.shared.subsystems()
     }
 
     /// The addresses listened on, with the ports the system chose.
@@ -140,10 +175,7 @@ impl NvmeTcp {
         drop(shared.gone.wait_timeout_while(lock(&shared.connections), STOP_GRACE, there));
         shared.tell(|| Message::Abort);
         drop(wait_while(&shared.gone, lock(&shared.connections), |c| c.served > 0));
-        let threads = std::mem::take(&mut *lock(&self.threads));
-        threads.iter().for_each(|thread| thread.remote().send(Message::End));
-        threads.into_iter().for_each(Thread::join);
-        self.pool.stop();
+        shared.engine.get().into_iter().for_each(|engine| engine.stop(|| Message::End));
     }
 }
 

@@ -3,16 +3,12 @@
 
 use super::command::Status;
 use super::connect::{Asked, Connecting, Refused, wrong_data};
-use super::controller::{Controller, Disk, Host, QUEUES_MAX, Subject, Tell};
+use super::controller::{Controller, Disk, Host, QUEUES_MAX, Shows, Tell};
 use super::identify::{DISCOVERY_NQN, UUID_NQN};
 use super::message::Message;
 use super::queue::Queue;
 use super::wire::Framing;
-use dbs_core::info::{Holder, HolderInfo, HolderKind};
-use dbs_core::units::VolumeId;
-use dbs_core::{Error, Result, Store};
-use dbs_frontend::{Listen, Socket, User, lock};
-use dbs_reactor::Remote;
+use dbs_frontend::{Applicant, Disks, Engine, Opened, Socket, Subject, User, lock};
 use dbs_service::log;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -21,7 +17,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Connections at a time at most; more are closed at once.
 const CONNECTIONS_MAX: usize = 1024;
@@ -32,42 +28,16 @@ const BEGIN_MAX: usize = CONNECTIONS_MAX - 128;
 const CONNECTING_MAX: usize = 64;
 /// How long a host may take to connect.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
-/// How long who wants to write a volume waits for who writes it.
+/// How long the end of a host is waited for that is disconnected.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it looks for that.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// The largest number of a controller.
 const NUMBER_MAX: u16 = 0xffef;
 
-/// What may be done with a volume by who connects from an address: nothing, or only reading (`true`), or all.
-pub type Access = Box<dyn Fn(&str, &str) -> Option<bool> + Send + Sync>;
-
-/// How to serve.
-pub struct NvmeOptions {
-    /// Where to listen: TCP on loopback.
-    pub listen: Vec<Listen>,
-    /// Threads that serve queues.
-    pub reactors: usize,
-    /// How they do I/O.
-    pub reactor: dbs_reactor::Options,
-    /// Threads for requests that have to wait.
-    pub workers: usize,
-    /// Which volumes there are for whom.
-    pub access: Access,
-    /// Numbers for clients.
-    pub number: Box<dyn Fn() -> u64 + Send + Sync>,
-    /// Nothing is written to the store.
-    pub read_only: bool,
-}
-
 /// What all threads share.
 pub struct Shared {
-    /// The store.
-    pub store: Store,
-    /// How to serve it.
-    pub options: NvmeOptions,
+    disks: Arc<dyn Disks>,
     /// The reactors, once they run.
-    pub reactors: Arc<OnceLock<Vec<Remote<Message>>>>,
+    pub engine: Arc<OnceLock<Engine<Message>>>,
     tell: Tell,
     /// Those that are served, by their numbers among clients.
     pub controllers: Mutex<BTreeMap<u64, Arc<Controller>>>,
@@ -77,16 +47,12 @@ pub struct Shared {
     subjects: Mutex<(u64, Arc<Subjects>)>,
     /// Held while that is looked for: who looked first must not have the last word.
     looking: Mutex<()>,
-    /// Whose hosts are to be told that a server before lost what it had acknowledged, by the volume.
-    lost: Mutex<BTreeMap<VolumeId, Arc<AtomicBool>>>,
     /// A connection has gone.
     pub gone: Condvar,
     /// A controller has.
     pub ended: Condvar,
     /// No more are let in.
     pub stopping: AtomicBool,
-    /// The reactor that the next queue is served by.
-    next: AtomicU64,
     /// The number of the next controller: given out in turn, and begun anywhere, so that a queue that comes late for one
     /// that has ended, maybe in the server before, does not find another.
     next_number: AtomicU64,
@@ -102,31 +68,27 @@ pub struct Connections {
     pub served: usize,
 }
 
-/// A volume, or one of its snapshots, by uuid.
-type Subjects = BTreeMap<String, (String, Option<String>)>;
+/// Volumes and snapshots, by uuid.
+type Subjects = BTreeMap<String, Subject>;
 
 impl Shared {
-    /// What there is in a store at the moment, and nobody who is connected.
-    pub fn new(store: Store, options: NvmeOptions) -> Arc<Self> {
-        let reactors: Arc<OnceLock<Vec<Remote<Message>>>> = Arc::default();
-        let told = Arc::clone(&reactors);
+    /// What there is at the moment, and nobody who is connected.
+    pub fn new(disks: Arc<dyn Disks>) -> Arc<Self> {
+        let engine: Arc<OnceLock<Engine<Message>>> = Arc::default();
+        let told = Arc::clone(&engine);
         let shared = Self {
-            store,
-            options,
-            reactors,
+            disks,
+            engine,
             tell: Arc::new(move |notice| {
-                let reactors = told.get().into_iter().flatten();
-                reactors.for_each(|reactor| reactor.send(Message::Notice(notice)));
+                told.get().into_iter().for_each(|engine| engine.tell(|| Message::Notice(notice)));
             }),
             controllers: Mutex::default(),
             connections: Mutex::default(),
             subjects: Mutex::default(),
             looking: Mutex::default(),
-            lost: Mutex::default(),
             gone: Condvar::new(),
             ended: Condvar::new(),
             stopping: AtomicBool::new(false),
-            next: AtomicU64::new(0),
             next_number: AtomicU64::new(RandomState::new().hash_one(0)),
         };
         shared.look();
@@ -135,7 +97,7 @@ impl Shared {
 
     /// Sends a message to all reactors.
     pub fn tell(&self, message: impl Fn() -> Message) {
-        self.reactors.get().into_iter().flatten().for_each(|reactor| reactor.send(message()));
+        self.engine.get().into_iter().for_each(|engine| engine.tell(&message));
     }
 
     /// The names of the subsystems that who connects from an address finds, and a number that changes with them; `None` if
@@ -145,11 +107,15 @@ impl Shared {
         if generation == known {
             return None;
         }
-        let visible = |(_, (volume, _)): &(&String, &(String, Option<String>))| {
-            (self.options.access)(volume, address).is_some()
-        };
-        let names = subjects.iter().filter(visible).map(|(uuid, _)| format!("{UUID_NQN}{uuid}"));
+        let visible = |subject: &&Subject| self.disks.access(&subject.volume, address).is_some();
+        let visible = subjects.values().filter(visible);
+        let names = visible.map(|subject| format!("{UUID_NQN}{}", subject.uuid));
         Some((generation, names.collect()))
+    }
+
+    /// The names of all subsystems.
+    pub fn subsystems(&self) -> Vec<String> {
+        lock(&self.subjects).1.keys().map(|uuid| format!("{UUID_NQN}{uuid}")).collect()
     }
 
     /// A queue is gone.
@@ -188,16 +154,8 @@ impl Shared {
     /// Looks what there is; whether that has changed.
     pub fn look(&self) -> bool {
         let _looking = lock(&self.looking);
-        let mut found = Subjects::new();
-        for volume in self.store.volumes(false) {
-            // One that has gone since has no snapshots.
-            for snapshot in self.store.snapshots(&volume.name, false).unwrap_or_default() {
-                found.insert(snapshot.uuid, (volume.name.clone(), Some(snapshot.name)));
-            }
-            if !volume.rebuilding {
-                found.insert(volume.uuid, (volume.name, None));
-            }
-        }
+        let found = self.disks.subjects().into_iter().map(|it| (it.uuid.clone(), it));
+        let found: Subjects = found.collect();
         let mut subjects = lock(&self.subjects);
         let changed = *subjects.1 != found;
         if changed {
@@ -282,20 +240,19 @@ impl Shared {
         // Nobody else has it then: who stops the server finds it here or with its reactor.
         connections.connecting.remove(&number).ok_or_else(stopping)?;
         let socket = Arc::into_inner(socket).ok_or_else(stopping)?;
-        let reactors = self.reactors.get().filter(|reactors| !reactors.is_empty());
-        let reactors = reactors.ok_or_else(stopping)?;
-        let index = self.next.fetch_add(1, Ordering::Relaxed) as usize % reactors.len();
+        let (_, post) = self.engine.get().ok_or_else(stopping)?.next();
         let user = controller.disk().map(|disk| {
             // The flush of a shutdown must not use up what an application is to be told: Linux does not look at it.
-            let lost = if asked.queue == 0 { Arc::default() } else { Arc::clone(&disk.lost) };
-            let (volume, client) = (disk.volume.clone(), controller.id);
+            let lost =
+                if asked.queue == 0 { Arc::default() } else { Arc::clone(&disk.opened.lost) };
+            let Opened { disk, read_only, .. } = &disk.opened;
             // A flag of its own: a queue may end without its controller.
-            User::new(volume, disk.read_only, client, lost, Arc::default())
+            User::new(disk.clone(), *read_only, controller.id, lost, Arc::default())
         });
         let (place, flow_control) = ((asked.queue, asked.entries), asked.flow_control);
         let queue = Queue::new(controller, user, place, framing, flow_control);
         connections.served += 1;
-        reactors[index].send(Message::Adopt(Box::new((socket.into(), queue))));
+        post(Message::Adopt(Box::new((socket.into(), queue))));
         Ok(())
     }
 
@@ -312,12 +269,12 @@ impl Shared {
         if lock(&self.connections).served >= BEGIN_MAX {
             return Err((Status::CONNECT_BUSY, 0));
         }
-        let id = (self.options.number)();
+        let id = self.disks.number();
         let who = format!("NVMe host {} at {peer}", asked.host.name);
         let subject = if asked.subsystem == DISCOVERY_NQN {
-            Subject::Discovery(address)
+            Shows::Discovery(address)
         } else {
-            Subject::Disk(self.open(asked, (id, &who), peer)?)
+            Shows::Disk(self.open(asked, (id, &who), peer)?)
         };
         let mut controllers = lock(&self.controllers);
         if self.stopping.load(Ordering::SeqCst) {
@@ -374,74 +331,17 @@ impl Shared {
         let unknown = || wrong_data(256);
         let uuid = asked.subsystem.strip_prefix(UUID_NQN).ok_or_else(unknown)?;
         let subjects = Arc::clone(&lock(&self.subjects).1);
-        let (name, snapshot) = subjects.get(uuid).ok_or_else(unknown)?;
-        let only_reads = (self.options.access)(name, peer).ok_or_else(unknown)?;
-        let read_only = self.options.read_only || only_reads || snapshot.is_some();
-        let refused = |error: Error| {
+        let subject = subjects.get(uuid).ok_or_else(unknown)?;
+        self.disks.access(&subject.volume, peer).ok_or_else(unknown)?;
+        let remedy = format!("disconnect it there first, or with `dbs clients kick {id}`");
+        let by = Applicant { id, who, from: peer, remedy: &remedy };
+        let opened = self.disks.open(subject, &by, &self.stopping).map_err(|error| {
             log::warn("nvme", &[("refused", &who), ("error", &error)]);
             (Status::CONNECT_BUSY, 0)
-        };
-        if !read_only {
-            self.wait_for_writers(name).map_err(refused)?;
-        }
-        let holder = Holder {
-            kind: HolderKind::NvmeTcp,
-            who: who.to_owned(),
-            id: Some(id),
-            writes: !read_only,
-            alone: !read_only,
-            remedy: format!("disconnect it there first, or with `dbs clients kick {id}`"),
-        };
-        let spec = snapshot.as_ref().map_or_else(|| name.clone(), |s| format!("{name}@{s}"));
-        let volume = self.store.volume_for(&spec, holder).and_then(|volume| volume.complete());
-        let volume = volume.map_err(refused)?;
-        // It is held from here on, and may have another name than a moment ago: another may have that.
-        let own = self.own(id).filter(|own| self.uuid(own).is_ok_and(|found| found == uuid));
-        let own = own.ok_or((Status::CONNECT_BUSY, 0))?;
-        // Whoever came at the same moment finds this one, or is found.
-        if let Some(held) = self.writer(&own.volume, Some(id)).filter(|_| !read_only) {
-            drop(volume);
-            return Err(refused(written(&held)));
-        }
-        let has_lost = || Arc::new(AtomicBool::new(self.store.lost_tail().is_some()));
-        let lost = lock(&self.lost).entry(volume.id()).or_insert_with(has_lost).clone();
-        let read_only = read_only || volume.read_only();
-        let whole_blocks = self.store.writes_whole_blocks();
-        let queues_max = QUEUES_MAX.min((2 * self.options.reactors).max(4) as u16);
-        Ok(Disk { volume, read_only, whole_blocks, queues_max, uuid: uuid.to_owned(), lost })
-    }
-
-    /// What a host holds.
-    fn own(&self, id: u64) -> Option<HolderInfo> {
-        let its = |held: &HolderInfo| is_of(&held.holder, Some(id));
-        self.store.holders().into_iter().find(its)
-    }
-
-    fn uuid(&self, held: &HolderInfo) -> Result<String> {
-        Ok(match &held.snapshot {
-            Some(snapshot) => self.store.snapshot_info(&held.volume, snapshot)?.uuid,
-            None => self.store.volume_info(&held.volume)?.uuid,
-        })
-    }
-
-    /// Who else writes a volume: what it writes could be undone, or undo.
-    fn writer(&self, volume: &str, id: Option<u64>) -> Option<HolderInfo> {
-        self.store.holders().into_iter().find(|held| {
-            let same = held.snapshot.is_none() && held.volume == volume;
-            same && (held.holder.alone || held.holder.writes) && !is_of(&held.holder, id)
-        })
-    }
-
-    /// Waits before the volume is held: a host whose connections were lost comes again while the server ends them.
-    fn wait_for_writers(&self, volume: &str) -> Result<()> {
-        let begun = Instant::now();
-        while let Some(held) = self.writer(volume, None) {
-            if begun.elapsed() > PATIENCE || self.stopping.load(Ordering::SeqCst) {
-                return Err(written(&held));
-            }
-            thread::sleep(LOOK_AGAIN);
-        }
-        Ok(())
+        })?;
+        let reactors = self.engine.get().map_or(1, Engine::reactors);
+        let queues_max = QUEUES_MAX.min((2 * reactors).max(4) as u16);
+        Ok(Disk { opened, queues_max })
     }
 }
 
@@ -454,16 +354,6 @@ fn is_loopback(peer: &str) -> bool {
 /// The number of a controller, of those that are given out in turn.
 fn number_at(place: u64) -> u16 {
     (place % u64::from(NUMBER_MAX)) as u16 + 1
-}
-
-/// Whether that is the host of this number.
-fn is_of(holder: &Holder, id: Option<u64>) -> bool {
-    holder.kind == HolderKind::NvmeTcp && id.is_some() && holder.id == id
-}
-
-fn written(held: &HolderInfo) -> Error {
-    let Holder { who, remedy, .. } = &held.holder;
-    Error::busy(format!("the volume is written by the {who}; {remedy}"))
 }
 
 #[cfg(test)]

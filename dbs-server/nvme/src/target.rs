@@ -7,9 +7,8 @@ use super::message::{Kind, Message, Ticket};
 use super::queue::{Pdu, Queue, is_whole};
 use super::shared::Shared;
 use super::wire::{Fatal, Head, Piece};
-use dbs_core::Store;
-use dbs_frontend::{Answer, Charge, Demand, Event, Limits, Peers, Pool, Ready, Requests};
-use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
+use dbs_frontend::{Answer, Charge, Demand, Event, Limits, Peers, Ready, Requests, Serves};
+use dbs_reactor::{Batch, Buf, Handler, Io};
 use dbs_service::log;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,16 +29,9 @@ pub struct Target {
 }
 
 impl Target {
-    /// That of the reactor behind `io`.
-    pub fn new(
-        io: &mut Io,
-        store: &Store,
-        (shared, pool): (Arc<Shared>, Arc<Pool>),
-        remote: Remote<Message>,
-    ) -> Self {
-        let deliver = Arc::new(move |report| remote.send(Message::Report(report)));
-        let requests = Requests::new(io, store, pool, deliver);
-        Self { shared, peers: Peers::new(LIMITS, WRITE_TIMEOUT), requests }
+    /// That of a reactor; its operations have `tags`.
+    pub fn new(shared: Arc<Shared>, requests: Requests<Ticket>, tags: u64) -> Self {
+        Self { shared, peers: Peers::new(LIMITS, WRITE_TIMEOUT).tagged(tags), requests }
     }
 
     fn adopt(&mut self, io: &mut Io, socket: OwnedFd, queue: Queue) {
@@ -197,7 +189,9 @@ impl Target {
     /// Takes a command for the namespace.
     fn disk(&mut self, io: &mut Io, ticket: Ticket, command: &Command, payload: Buf) {
         let Some(queue) = self.peers.get_mut(ticket.peer) else { return };
-        let Some(size) = queue.controller.disk().map(|disk| disk.volume.size()) else { return };
+        let Some(size) = queue.controller.disk().map(|disk| disk.opened.disk.size()) else {
+            return;
+        };
         let ask = match Ask::of(command, size) {
             Ok(ask) => ask,
             Err(status) => return self.answer(ticket, status, 0),
@@ -267,7 +261,7 @@ impl Target {
         let Some(queue) = self.peers.get_mut(ticket.peer) else { return };
         let Some(user) = queue.user.clone() else { return };
         if let Ask::Deallocate { ranges: count, does, .. } = *ask {
-            let size = queue.controller.disk().map_or(0, |disk| disk.volume.size());
+            let size = queue.controller.disk().map_or(0, |disk| disk.opened.disk.size());
             queue.free(asked);
             return match ranges(&payload, count, size) {
                 Ok(mut ranges) if does => {
@@ -437,5 +431,29 @@ impl Handler for Target {
             drop(queue);
             shared.left(controller, number);
         });
+    }
+}
+
+impl Serves for Target {
+    type Ticket = Ticket;
+
+    fn requests(&self) -> &Requests<Ticket> {
+        &self.requests
+    }
+
+    fn requests_mut(&mut self) -> &mut Requests<Ticket> {
+        &mut self.requests
+    }
+
+    fn answer(&mut self, io: &mut Io) {
+        self.finish(io);
+    }
+
+    fn leave(&mut self, io: &mut Io, at_once: bool) {
+        self.peers.end(io, at_once, |_| true);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.peers.is_empty()
     }
 }

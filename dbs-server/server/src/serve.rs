@@ -9,13 +9,14 @@ use crate::top::{Started, Top};
 use dbs_control::api::{self, Progress, Request};
 use dbs_control::{Extra, Service, Session, socket_path};
 use dbs_core::{Error, ErrorKind, IoDriver, OpenOptions, Result, Store};
+use dbs_frontend::DiskOptions;
 use dbs_nbd::{
     ExportRules, Listen, Listener, ServerHandle, ServerOptions, StoreExports, TlsConfig,
 };
-use dbs_nvme::{NvmeOptions, NvmeTcp};
+use dbs_nvme::NvmeTcp;
 use dbs_service::log;
 use dbs_ublk::{AttachOptions, Devices};
-use dbs_vhost::{VhostOptions, VhostUser};
+use dbs_vhost::VhostUser;
 use serde_json::Value;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -219,7 +220,7 @@ impl Serving {
     /// Where the sockets are that virtual machines connect to, if there are any.
     #[must_use]
     pub fn vhost_user(&self) -> Option<&std::path::Path> {
-        self.vhost.as_deref().map(VhostUser::directory)
+        self.vhost.as_deref().map(VhostUser::path)
     }
 
     /// Where hosts of NVMe over TCP can connect.
@@ -299,17 +300,9 @@ fn serve_machines(
     options: &ServeOptions,
     nbd: &Arc<ServerHandle>,
 ) -> Result<Option<Arc<VhostUser>>> {
-    let Some(directory) = &options.vhost_user else { return Ok(None) };
-    let options = VhostOptions {
-        directory: directory.clone(),
-        reactors: options.reactors.unwrap_or(ServerOptions::default().reactors),
-        reactor: options.reactor(),
-        workers: options.workers,
-        access: machines::access(options.exports.clone()),
-        number: machines::numbers(nbd),
-        read_only: options.open.read_only,
-    };
-    Ok(Some(Arc::new(VhostUser::start(store.clone(), options)?)))
+    let Some(directory) = options.vhost_user.clone() else { return Ok(None) };
+    let started = VhostUser::start(store.clone(), directory, disk_options(options, nbd))?;
+    Ok(Some(Arc::new(started)))
 }
 
 /// Listens for hosts of NVMe over TCP, if it is to.
@@ -321,16 +314,20 @@ fn serve_hosts(
     if options.nvme.is_empty() {
         return Ok(None);
     }
-    let options = NvmeOptions {
-        listen: options.nvme.clone(),
+    let started = NvmeTcp::start(store.clone(), &options.nvme, disk_options(options, nbd))?;
+    Ok(Some(Arc::new(started)))
+}
+
+/// How volumes are served as disks.
+fn disk_options(options: &ServeOptions, nbd: &Arc<ServerHandle>) -> DiskOptions {
+    DiskOptions {
         reactors: options.reactors.unwrap_or(ServerOptions::default().reactors),
         reactor: options.reactor(),
         workers: options.workers,
-        access: machines::host_access(options.exports.clone()),
+        access: machines::access(options.exports.clone()),
         number: machines::numbers(nbd),
         read_only: options.open.read_only,
-    };
-    Ok(Some(Arc::new(NvmeTcp::start(store.clone(), options)?)))
+    }
 }
 
 /// Where NBD clients come in.

@@ -5,7 +5,7 @@
 use super::device::{Health, QueueStart, Running};
 use super::queue::{Event, Queue};
 use dbs_core::{Store, Volume};
-use dbs_frontend::{Answer, Demand, Pool, Report, Requests, User};
+use dbs_frontend::{Answer, Demand, Disk, Pool, Report, Requests, User};
 use dbs_reactor::ublk::{CONTROL_PATH, UblkOp, UblkQueue, UblkRequest, serve_io_for_others};
 use dbs_reactor::{Buf, Driver, Handler, Io, Remote, Thread};
 use dbs_service::log;
@@ -130,7 +130,8 @@ impl VolumeQueue {
             }
         };
         let (client, dropping) = (start.id.into(), Arc::default());
-        let user = User::new(target.volume, target.read_only, client, target.lost, dropping);
+        let user =
+            User::new(Disk::Stored(target.volume), target.read_only, client, target.lost, dropping);
         Self { queue, user, requests, health: start.health, running: 0, leaving: false }
     }
 

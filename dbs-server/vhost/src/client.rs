@@ -3,8 +3,7 @@
 use super::disk::QUEUES_MAX;
 use super::message::config_changed;
 use super::request::{Ask, ID_BYTES};
-use dbs_core::Volume;
-use dbs_frontend::{Counted, Counts, lock};
+use dbs_frontend::{Counted, Counts, Opened, lock};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,13 +17,9 @@ pub struct Client {
     /// Who it is.
     pub who: String,
     /// What it uses.
-    pub volume: Volume,
-    /// Whether it may only read.
-    pub read_only: bool,
+    pub opened: Opened,
     /// Its connection is at an end: long requests end where they are.
     pub ended: Arc<AtomicBool>,
-    /// The uuid of that volume or snapshot.
-    pub uuid: String,
     /// What its guest is told that the disk is called.
     name: [u8; ID_BYTES],
     since_ns: u64,
@@ -52,36 +47,17 @@ pub struct ClientInfo {
 }
 
 impl Client {
-    /// One that has come through `socket`; its guest sees the first characters of `uuid` as the name of the disk.
-    pub fn new(
-        (id, who): (u64, String),
-        volume: Volume,
-        read_only: bool,
-        uuid: String,
-        socket: UnixStream,
-    ) -> Self {
+    /// One that has come through `socket`; its guest sees the first characters of the uuid as the name of the disk.
+    pub fn new((id, who): (u64, String), opened: Opened, socket: UnixStream) -> Self {
         let mut name = [0; ID_BYTES];
-        let digits = uuid.bytes().filter(|byte| *byte != b'-');
+        let digits = opened.uuid.bytes().filter(|byte| *byte != b'-');
         name.iter_mut().zip(digits).for_each(|(place, digit)| *place = digit);
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let since_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
         let counts = (0..QUEUES_MAX).map(|_| Counts::default()).collect();
-        let (channel, size) = (Mutex::default(), AtomicU64::new(volume.size()));
+        let (channel, size) = (Mutex::default(), AtomicU64::new(opened.disk.size()));
         let ended = Arc::default();
-        Self {
-            id,
-            who,
-            volume,
-            read_only,
-            ended,
-            uuid,
-            name,
-            since_ns,
-            counts,
-            socket,
-            channel,
-            size,
-        }
+        Self { id, who, opened, ended, name, since_ns, counts, socket, channel, size }
     }
 
     /// What its guest is told that the disk is called.
@@ -103,7 +79,8 @@ impl Client {
     pub fn info(&self) -> ClientInfo {
         let mut counted = Counted::default();
         self.counts.iter().for_each(|counts| counted += counts.get());
-        let Self { id, read_only, since_ns, .. } = *self;
+        let Self { id, since_ns, .. } = *self;
+        let read_only = self.opened.read_only;
         ClientInfo { id, who: self.who.clone(), read_only, since_ns, counted }
     }
 
@@ -114,7 +91,7 @@ impl Client {
 
     /// Tells it of the size of its disk if that has changed.
     pub fn follow(&self) {
-        let size = self.volume.size();
+        let size = self.opened.disk.size();
         if self.size.swap(size, Ordering::Relaxed) != size
             && let Some(channel) = &*lock(&self.channel)
         {

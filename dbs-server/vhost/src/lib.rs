@@ -7,15 +7,15 @@
 //!
 //! - `server.rs`: [`VhostUser`], the sockets of a store, and its clients;
 //! - `session.rs`, `message.rs`: what a client says, on a thread of its own that sleeps while the guest works;
-//! - `engine.rs`, `queue.rs`: the reactors, and the queues of one; [`dbs_frontend::Requests`] carries their requests out;
+//! - `queue.rs`: the queues of one reactor; [`dbs_frontend::Requests`] carries their requests out;
 //! - `ring.rs`, `request.rs`, `memory.rs`: what is in guest memory, none of which is believed;
 //! - `inflight.rs`: which requests are under way, for whoever serves the queue after this process.
 //!
-//! Enter at [`VhostUser::start`].
+//! Enter at [`VhostUser::start`] for a store, at [`VhostUser::hosted`] for a volume that something else carries the requests
+//! of out.
 
 mod client;
 mod disk;
-mod engine;
 mod inflight;
 mod memory;
 mod message;
@@ -26,4 +26,12 @@ mod server;
 mod session;
 
 pub use client::ClientInfo;
-pub use server::{Access, VhostOptions, VhostUser};
+pub use server::VhostUser;
+
+use dbs_frontend::{Engine, Front, Hosted, Requests, ToFront};
+
+/// The part of [`VhostUser::hosted`] on the reactor with this number, to be made there; its operations have `tags`.
+#[must_use]
+pub fn front(reactor: usize, tags: u64, to: &ToFront) -> Box<dyn Front> {
+    Box::new(Hosted::new(queue::Queues::new(Requests::carried(), Engine::post(reactor, to), tags)))
+}

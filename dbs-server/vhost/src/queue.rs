@@ -5,9 +5,8 @@ use super::inflight::Inflight;
 use super::memory::Memory;
 use super::request::{Ask, ID_BYTES, Request, Status, gather, parse, scatter};
 use super::ring::{Broken, Chain, Malformed, Ring};
-use dbs_core::Store;
-use dbs_frontend::{Answer, Demand, Pool, Report, Requests, User};
-use dbs_reactor::{Buf, File, Handler, Io, Remote, Watch};
+use dbs_frontend::{Answer, Demand, Post, Report, Requests, Serves, User};
+use dbs_reactor::{Buf, File, Handler, Io, Watch};
 use dbs_service::log;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -17,6 +16,11 @@ use std::sync::{Arc, mpsc};
 const TAKEN_PER_TURN: usize = 256;
 /// Bytes under way of one queue; a request more may go beyond.
 const BYTES_MAX: u64 = 32 << 20;
+
+/// Requests after which a queue hands on what it has done, in the middle of a turn: what it took to the disk, and what it
+/// answered to the guest. So the disk, this thread and the guest's processor work at the same time; each time costs a
+/// system call.
+const BATCH: usize = 8;
 
 /// Requests that keep their memory.
 const IDLE_MAX: usize = 1024;
@@ -36,6 +40,12 @@ pub enum Message {
     Go(u64),
     /// All queues are gone: end.
     End,
+}
+
+impl From<Report<(u64, u16)>> for Message {
+    fn from(report: Report<(u64, u16)>) -> Self {
+        Self::Report(report)
+    }
 }
 
 /// What a queue is served with.
@@ -68,7 +78,9 @@ pub struct Start {
 pub struct Queues {
     queues: Vec<Queue>,
     requests: Requests<(u64, u16)>,
-    remote: Remote<Message>,
+    post: Post<Message>,
+    /// In the tags of all operations, above the number of a queue.
+    tags: u64,
     /// Reused.
     idle: Vec<Chain>,
 }
@@ -92,6 +104,8 @@ struct Queue {
     running: Vec<Option<Running>>,
     count: usize,
     bytes: u64,
+    /// Answers of which the guest was not told yet.
+    untold: usize,
     /// Who waits until nothing is under way.
     stopping: Option<mpsc::Sender<u16>>,
     /// What is not begun then is left.
@@ -109,23 +123,20 @@ struct Running {
 }
 
 impl Queues {
-    /// Those of the reactor behind `io`.
-    pub fn new(io: &mut Io, store: &Store, pool: Arc<Pool>, remote: Remote<Message>) -> Self {
-        let other = remote.clone();
-        let deliver = Arc::new(move |report| other.send(Message::Report(report)));
-        let requests = Requests::new(io, store, pool, deliver);
-        Self { queues: Vec::new(), requests, remote, idle: Vec::new() }
+    /// Those of a reactor, which `post` sends messages to.
+    pub fn new(requests: Requests<(u64, u16)>, post: Post<Message>, tags: u64) -> Self {
+        Self { queues: Vec::new(), requests, post, tags, idle: Vec::new() }
     }
 
     fn start(&mut self, io: &mut Io, start: Start) {
         let Start { number, client, index, user, memory, ring, inflight, .. } = start;
         let Start { durable, kick, call, failed, .. } = start;
         let kick = io.add_file(kick);
-        let kick = (kick, io.watch(kick, number));
+        let kick = (kick, io.watch(kick, self.tags | number));
         let (inflight, mut left) = inflight.unzip();
         left.iter_mut().for_each(|left| left.reverse());
         let running = (0..ring.size()).map(|_| None).collect();
-        let (count, bytes, stopping) = (0, 0, None);
+        let (count, bytes, untold, stopping) = (0, 0, 0, None);
         let (dropping, broken, complained) = (false, false, false);
         let left = left.unwrap_or_default();
         self.queues.push(Queue {
@@ -144,6 +155,7 @@ impl Queues {
             running,
             count,
             bytes,
+            untold,
             stopping,
             dropping,
             broken,
@@ -158,7 +170,7 @@ impl Queues {
 
     /// Takes and starts what there is, as far as there is room for it.
     fn take(&mut self, io: &mut Io, number: u64) {
-        for _ in 0..TAKEN_PER_TURN {
+        for taken in 1..=TAKEN_PER_TURN {
             let Some(queue) = self.queues.iter_mut().find(|queue| queue.number == number) else {
                 return;
             };
@@ -169,20 +181,23 @@ impl Queues {
                         let user = Arc::clone(&queue.user);
                         self.requests.start(io, &user, (number, head), demand, range);
                     }
+                    if taken.is_multiple_of(BATCH) {
+                        io.hand_over();
+                    }
                 }
-                Ok(None) => return self.answer(io),
+                Ok(None) => return self.finish(io),
                 Err(broken) => {
                     queue.breaks(broken);
-                    return self.answer(io);
+                    return self.finish(io);
                 }
             }
         }
-        self.answer(io);
-        self.remote.send(Message::Go(number));
+        self.finish(io);
+        (self.post)(Message::Go(number));
     }
 
     /// Answers what has ended, and goes on where that makes room.
-    fn answer(&mut self, io: &mut Io) {
+    fn finish(&mut self, io: &mut Io) {
         while let Some(((number, head), answer)) = self.requests.ended() {
             let room = self.idle.len() < IDLE_MAX;
             let Some(queue) = self.find(number) else { continue };
@@ -192,7 +207,7 @@ impl Queues {
             let go = full && queue.has_room();
             self.idle.extend(chain.filter(|_| room));
             if go {
-                self.remote.send(Message::Go(number));
+                (self.post)(Message::Go(number));
             }
         }
         self.leave(io);
@@ -329,6 +344,10 @@ impl Queue {
         }
         let pushed = self.push_noted(head, written);
         pushed.err().into_iter().for_each(|broken| self.breaks(broken));
+        self.untold += 1;
+        if self.untold >= BATCH {
+            self.signal();
+        }
     }
 
     fn push_noted(&mut self, head: u16, written: u32) -> Result<(), Broken> {
@@ -342,6 +361,7 @@ impl Queue {
 
     /// Tells the guest of answers, if there are any that it wants to be told of.
     fn signal(&mut self) {
+        self.untold = 0;
         match self.ring.wants_signal(&self.memory) {
             // Full only if nobody looks.
             Ok(true) => drop(self.call.as_mut().map(add_one)),
@@ -403,11 +423,11 @@ impl Handler for Queues {
                 // Without notes, nobody would be given again what was dropped.
                 queue.user.ends_delays(dropping && queue.inflight.is_some());
                 self.requests.let_go(io);
-                self.answer(io);
+                self.finish(io);
             }
             Message::Report(report) => {
                 self.requests.report(io, report);
-                self.answer(io);
+                self.finish(io);
             }
             Message::Go(number) => self.take(io, number),
             Message::End => io.stop(),
@@ -426,20 +446,43 @@ impl Handler for Queues {
 
     fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
         self.requests.moved(io, tag, buf, result);
-        self.answer(io);
+        self.finish(io);
     }
 
     fn reminded(&mut self, io: &mut Io) {
         self.requests.reminded(io);
-        self.answer(io);
+        self.finish(io);
     }
 
     fn synced(&mut self, io: &mut Io, _: u64, result: io::Result<()>) {
         self.requests.synced(io, result);
-        self.answer(io);
+        self.finish(io);
     }
 
     fn turn(&mut self, _: &mut Io) {
         self.queues.iter_mut().for_each(Queue::signal);
+    }
+}
+
+impl Serves for Queues {
+    type Ticket = (u64, u16);
+
+    fn requests(&self) -> &Requests<(u64, u16)> {
+        &self.requests
+    }
+
+    fn requests_mut(&mut self) -> &mut Requests<(u64, u16)> {
+        &mut self.requests
+    }
+
+    fn answer(&mut self, io: &mut Io) {
+        self.finish(io);
+    }
+
+    /// Their connections have ended before: nothing is left, unless one is lost.
+    fn leave(&mut self, _: &mut Io, _: bool) {}
+
+    fn is_idle(&self) -> bool {
+        self.queues.is_empty()
     }
 }

@@ -1,12 +1,14 @@
 //! The sockets of a store's volumes and snapshots in a directory, and who is connected to them.
 
 use super::client::{Client, ClientInfo};
-use super::engine::Engine;
+use super::queue::{Message, Queues};
 use super::session::{OtherVolume, Session};
-use dbs_core::info::{Holder, HolderInfo, HolderKind, VolumeInfo};
-use dbs_core::units::VolumeId;
+use dbs_core::info::HolderKind;
 use dbs_core::{Error, Result, Store};
-use dbs_frontend::{Acceptor, Listen, Listener, Socket, lock, raise_descriptors};
+use dbs_frontend::{
+    Acceptor, Applicant, DiskOptions, Disks, Engine, Listen, Listener, OneDisk, Socket, StoreDisks,
+    ToFront, lock, raise_descriptors,
+};
 use dbs_service::log;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::Uid;
@@ -17,80 +19,96 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes of the path of a socket at most.
 const PATH_MAX_BYTES: usize = 107;
 /// Clients at a time at most: each has a thread.
 const CLIENTS_MAX: usize = 1024;
-/// How long who wants to write a volume waits for who writes it.
+/// How long the end of a client is waited for that is disconnected.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it looks for writers who are no machines.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// The thread that accepts has nothing else to do.
 const NEVER: Duration = Duration::from_secs(1 << 20);
 
-/// What may be done with a volume by who connects to a socket: nothing, or only reading (`true`), or all.
-pub type Access = Box<dyn Fn(&str, &Path) -> Option<bool> + Send + Sync>;
+/// The reactors that serve queues.
+type Queueing = Arc<Engine<Message>>;
 
-/// How to serve.
-pub struct VhostOptions {
-    /// Where the sockets are.
-    pub directory: PathBuf,
-    /// Threads that serve queues.
-    pub reactors: usize,
-    /// How they do I/O.
-    pub reactor: dbs_reactor::Options,
-    /// Threads for requests that have to wait.
-    pub workers: usize,
-    /// Which volumes have sockets.
-    pub access: Access,
-    /// Numbers for clients.
-    pub number: Box<dyn Fn() -> u64 + Send + Sync>,
-    /// Nothing is written to the store.
-    pub read_only: bool,
+/// Where the sockets are.
+enum Place {
+    /// One for each volume and snapshot, in a directory.
+    Directory(PathBuf),
+    /// The only one.
+    Socket(PathBuf),
 }
 
-/// The volumes of a store, served to virtual machines. Dropping it stops it.
+/// Disks of virtual machines: the volumes of a store, or one that something else carries the requests of out. Dropping it
+/// stops it.
 pub struct VhostUser {
     shared: Arc<Shared>,
     acceptor: Acceptor,
 }
 
 struct Shared {
-    store: Store,
-    options: VhostOptions,
+    disks: Arc<dyn Disks>,
+    place: Place,
     /// Started for the first client.
-    engine: Mutex<Option<Arc<Engine>>>,
+    engine: Mutex<Option<Queueing>>,
+    start: Box<dyn Fn() -> io::Result<Engine<Message>> + Send + Sync>,
     /// By what they serve: the number that the acceptor knows them by.
     sockets: Mutex<BTreeMap<String, u64>>,
     next_socket: AtomicU64,
     clients: Mutex<BTreeMap<u64, Arc<Client>>>,
-    /// Whose guests are to be told that a server before lost what it had acknowledged, by the volume.
-    lost: Mutex<BTreeMap<VolumeId, Arc<AtomicBool>>>,
     /// A client has gone.
     gone: Condvar,
     stopping: AtomicBool,
 }
 
 impl VhostUser {
-    /// Makes a socket for each volume and snapshot.
+    /// Makes a socket for each volume and snapshot of a store, in a directory.
     ///
     /// # Errors
     /// The directory is not private, or somebody else listens on one of the sockets.
-    pub fn start(store: Store, options: VhostOptions) -> Result<Self> {
-        prepare(&options.directory)?;
+    pub fn start(store: Store, directory: PathBuf, serving: DiskOptions) -> Result<Self> {
+        prepare(&directory)?;
+        let serving = Arc::new(serving);
+        let disks = StoreDisks::new(store.clone(), HolderKind::VhostUser, Arc::clone(&serving));
+        let start = move || {
+            let make = |requests, post| Queues::new(requests, post, 0);
+            Engine::start("vhost", &store, &serving, make, || Message::End)
+        };
+        Self::serve(Arc::new(disks), Place::Directory(directory), Box::new(start))
+    }
+
+    /// Makes the only socket of a disk whose requests are carried out by others: by reactors that have a
+    /// [`front`](crate::front) each, which `to` reaches.
+    ///
+    /// # Errors
+    /// Somebody else listens on the socket.
+    pub fn hosted(disk: OneDisk, socket: PathBuf, reactors: usize, to: ToFront) -> Result<Self> {
+        if socket.as_os_str().len() > PATH_MAX_BYTES {
+            let path = socket.display();
+            return Err(Error::invalid(format!("{path} is longer than a socket's path can be")));
+        }
+        let start = move || Ok(Engine::hosted(reactors, &to));
+        Self::serve(Arc::new(disk), Place::Socket(socket), Box::new(start))
+    }
+
+    fn serve(
+        disks: Arc<dyn Disks>,
+        place: Place,
+        start: Box<dyn Fn() -> io::Result<Engine<Message>> + Send + Sync>,
+    ) -> Result<Self> {
         raise_descriptors();
         let shared = Arc::new(Shared {
-            store,
-            options,
+            disks,
+            place,
             engine: Mutex::default(),
+            start,
             sockets: Mutex::default(),
             next_socket: AtomicU64::new(0),
             clients: Mutex::default(),
-            lost: Mutex::default(),
             gone: Condvar::new(),
             stopping: AtomicBool::new(false),
         });
@@ -106,10 +124,12 @@ impl VhostUser {
         }
     }
 
-    /// Where the sockets are.
+    /// Where the sockets are, or the only one is.
     #[must_use]
-    pub fn directory(&self) -> &Path {
-        &self.shared.options.directory
+    pub fn path(&self) -> &Path {
+        match &self.shared.place {
+            Place::Directory(path) | Place::Socket(path) => path,
+        }
     }
 
     /// Makes sockets for what has come, removes those of what has gone, and tells clients of new sizes: to be called when
@@ -146,11 +166,8 @@ impl VhostUser {
         let clients = lock(&shared.clients);
         clients.values().for_each(|client| client.end());
         drop(dbs_frontend::wait_while(&shared.gone, clients, |clients| !clients.is_empty()));
-        // The threads of connections let go of it right after.
         let engine = lock(&shared.engine).take();
-        if let Some(engine) = engine.and_then(Engine::alone) {
-            engine.stop();
-        }
+        engine.iter().for_each(|engine| engine.stop(|| Message::End));
     }
 }
 
@@ -189,25 +206,22 @@ impl Shared {
 
     /// What is to have a socket.
     fn wanted(&self) -> BTreeSet<String> {
-        let mut wanted = BTreeSet::new();
-        for volume in self.store.volumes(false) {
-            let allowed =
-                |spec: &String| (self.options.access)(&volume.name, &self.path(spec)).is_some();
-            // One that has gone since has no snapshots.
-            let snapshots = self.store.snapshots(&volume.name, false).unwrap_or_default();
-            let of_snapshots = snapshots.iter().map(|s| format!("{}@{}", volume.name, s.name));
-            wanted.extend(of_snapshots.filter(allowed));
-            if !volume.rebuilding && allowed(&volume.name) {
-                wanted.insert(volume.name);
-            }
-        }
-        wanted
+        let specs = self.disks.subjects().into_iter().map(|it| (it.to_string(), it.volume));
+        let allowed = specs.filter(|(spec, volume)| {
+            self.disks.access(volume, &address(&self.path(spec))).is_some()
+        });
+        allowed.map(|(spec, _)| spec).collect()
     }
 
     /// The socket of a volume or snapshot. What cannot be in the name of a file is written as in an URL.
     fn path(&self, spec: &str) -> PathBuf {
-        let name = spec.replace('%', "%25").replace('/', "%2F");
-        self.options.directory.join(format!("{name}.sock"))
+        match &self.place {
+            Place::Socket(path) => path.clone(),
+            Place::Directory(directory) => {
+                let name = spec.replace('%', "%25").replace('/', "%2F");
+                directory.join(format!("{name}.sock"))
+            }
+        }
     }
 
     fn listen(
@@ -254,9 +268,7 @@ impl Shared {
         let client = Arc::new(self.open(&socket, spec, process)?);
         let engine = self.register(&client)?;
         log::info("vhost-user", &[("connected", &client.who), ("volume", &spec)]);
-        let has_lost = || Arc::new(AtomicBool::new(self.store.lost_tail().is_some()));
-        let lost = lock(&self.lost).entry(client.volume.id()).or_insert_with(has_lost).clone();
-        let ended = Session::new(socket, Arc::clone(&client), engine, lost).run();
+        let ended = Session::new(socket, Arc::clone(&client), engine).run();
         log::info("vhost-user", &[("disconnected", &client.who), ("volume", &spec)]);
         lock(&self.clients).remove(&client.id);
         drop(client);
@@ -274,19 +286,14 @@ impl Shared {
 
     /// What to say to a machine that knows the disk here as the volume or snapshot with this uuid.
     fn of_another(&self, uuid: &str) -> String {
-        let of_volume = |volume: VolumeInfo| {
-            let snapshots = self.store.snapshots(&volume.name, false).unwrap_or_default();
-            let snapshot = snapshots.into_iter().find(|snapshot| snapshot.uuid == uuid);
-            let snapshot = snapshot.map(|snapshot| format!("{}@{}", volume.name, snapshot.name));
-            snapshot.or((volume.uuid == uuid).then_some(volume.name))
-        };
-        let now = match self.store.volumes(false).into_iter().find_map(of_volume) {
+        let found = self.disks.subjects().into_iter().find(|subject| subject.uuid == uuid);
+        let now = match found.map(|subject| subject.to_string()) {
             Some(spec) => format!(
                 "which is called `{spec}` now: give it back the name that it had, and the machine goes on; or shut the \
                  machine down, and start it with {}",
                 self.path(&spec).display()
             ),
-            None => "which is not in the store any more: shut the machine down".to_owned(),
+            None => "which is not here any more: shut the machine down".to_owned(),
         };
         format!(
             "the requests that the machine has under way are of another volume (uuid {uuid}), {now}. None of them was \
@@ -294,95 +301,24 @@ impl Shared {
         )
     }
 
-    fn start_engine(&self) -> io::Result<Engine> {
-        let VhostOptions { reactors, reactor, workers, .. } = &self.options;
-        Engine::start(&self.store, *reactors, reactor, *workers)
-    }
-
     fn open(&self, socket: &UnixStream, spec: &str, process: Option<u32>) -> Result<Client> {
-        let (id, path) = ((self.options.number)(), self.path(spec));
+        let (id, path) = (self.disks.number(), self.path(spec));
         let (name, snapshot) = spec.split_once('@').map_or((spec, None), |(v, s)| (v, Some(s)));
-        let uuid = self.uuid(name, snapshot)?;
-        let access = (self.options.access)(name, &path);
-        let asked = access.ok_or_else(|| Error::not_found(format!("no volume `{name}`")))?;
-        let read_only = self.options.read_only || asked || snapshot.is_some();
-        if !read_only {
-            self.wait_for_writers(name)?;
-        }
+        let subject = self.disks.subject(name, snapshot)?;
         let mut who = format!("virtual machine at {}", path.display());
         if let Some(process) = process {
             who = format!("{who} (process {process})");
         }
-        let holder = Holder {
-            kind: HolderKind::VhostUser,
-            who: who.clone(),
-            id: Some(id),
-            writes: !read_only,
-            alone: !read_only,
-            remedy: format!("shut it down first, or disconnect it with `dbs clients kick {id}`"),
-        };
-        let volume = self.store.volume_for(spec, holder)?.complete()?;
-        // It is held from here on, and may have another name than when the machine came: another may have that.
-        let its = |held: &HolderInfo| {
-            held.holder.kind == HolderKind::VhostUser && held.holder.id == Some(id)
-        };
-        let own = self.store.holders().into_iter().find(its);
-        let found = own.and_then(|own| self.uuid(&own.volume, own.snapshot.as_deref()).ok());
-        if found.as_ref() != Some(&uuid) {
-            return Err(Error::busy(format!("`{spec}` has got another name meanwhile")));
-        }
-        let read_only = read_only || volume.read_only();
+        let remedy = format!("shut it down first, or disconnect it with `dbs clients kick {id}`");
+        let by = Applicant { id, who: &who, from: &address(&path), remedy: &remedy };
+        let opened = self.disks.open(&subject, &by, &self.stopping)?;
         let clone = socket.try_clone().map_err(|e| Error::io(e, "a connection"))?;
-        Ok(Client::new((id, who), volume, read_only, uuid, clone))
+        Ok(Client::new((id, who), opened, clone))
     }
 
-    fn uuid(&self, volume: &str, snapshot: Option<&str>) -> Result<String> {
-        Ok(match snapshot {
-            Some(snapshot) => self.store.snapshot_info(volume, snapshot)?.uuid,
-            None => self.store.volume_info(volume)?.uuid,
-        })
-    }
-
-    /// Who writes a volume and is no machine: whoever came for writing before a machine would go on.
-    fn writer(&self, volume: &str) -> Option<HolderInfo> {
-        self.store.holders().into_iter().find(|held| {
-            let Holder { kind, alone, writes, .. } = held.holder;
-            let same = held.snapshot.is_none() && held.volume == volume;
-            (alone || writes) && kind != HolderKind::VhostUser && same
-        })
-    }
-
-    /// Waits before the volume is held: one that is being ended has a moment for that.
-    fn wait_for_writers(&self, volume: &str) -> Result<()> {
-        let begun = Instant::now();
-        while let Some(held) = self.writer(volume) {
-            if begun.elapsed() > PATIENCE || self.stopping.load(Ordering::SeqCst) {
-                return Err(written(&held.holder.who, &held.holder.remedy));
-            }
-            thread::sleep(LOOK_AGAIN);
-        }
-        Ok(())
-    }
-
-    /// Makes a client known that nobody else writes beside.
-    fn register(&self, client: &Arc<Client>) -> Result<Arc<Engine>> {
-        // Whoever comes from now on finds the volume held. It may have another name than it was opened by.
-        let its = |held: &HolderInfo| held.holder.id == Some(client.id) && held.holder.alone;
-        let own = self.store.holders().into_iter().find(its);
-        if let Some(held) = own.and_then(|own| self.writer(&own.volume)) {
-            return Err(written(&held.holder.who, &held.holder.remedy));
-        }
-        let same = |other: &&Arc<Client>| {
-            !client.read_only && !other.read_only && other.volume.id() == client.volume.id()
-        };
-        let clients = lock(&self.clients);
-        let waited = self.gone.wait_timeout_while(clients, PATIENCE, |clients| {
-            clients.values().any(|other| same(&other))
-        });
-        let mut clients = waited.unwrap_or_else(PoisonError::into_inner).0;
-        if let Some(other) = clients.values().find(same) {
-            return Err(written(&other.who, "shut that down first"));
-        }
+    /// Makes a client known.
+    fn register(&self, client: &Arc<Client>) -> Result<Queueing> {
+        let mut clients = lock(&self.clients);
         if self.stopping.load(Ordering::SeqCst) || clients.len() >= CLIENTS_MAX {
             return Err(Error::busy("the server is stopping, or has 1024 clients"));
         }
@@ -390,7 +326,7 @@ impl Shared {
         let engine = match &*engine {
             Some(engine) => Arc::clone(engine),
             None => {
-                let started = self.start_engine().map(Arc::new);
+                let started = (self.start)().map(Arc::new);
                 let started = started.map_err(|e| Error::io(e, "starting threads for queues"))?;
                 Arc::clone(engine.insert(started))
             }
@@ -430,6 +366,7 @@ fn prepare(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-fn written(who: &str, remedy: &str) -> Error {
-    Error::busy(format!("it is written by the {who}; {remedy}"))
+/// A socket as rules of access know it.
+fn address(socket: &Path) -> String {
+    format!("unix:{}", socket.display())
 }

@@ -2,14 +2,12 @@
 
 use super::client::Client;
 use super::disk::{CONFIG_MAX_BYTES, QUEUES_MAX, config, feature, features};
-use super::engine::Engine;
 use super::inflight::{self, Inflight, bytes_of_queue};
 use super::memory::{Memory, REGIONS_MAX, Region, map_shared};
 use super::message::{Message, Payload, invalid, receive, reply, request};
 use super::queue::{self, Start};
 use super::ring::{Broken, Places, Ring, SIZE_MAX};
-use dbs_frontend::User;
-use dbs_reactor::Remote;
+use dbs_frontend::{Engine, Post, User};
 use dbs_service::log;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -19,7 +17,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
 /// What of the protocol this side can do.
@@ -39,7 +37,7 @@ const NO_FILE: u64 = 1 << 8;
 pub struct Session {
     socket: UnixStream,
     client: Arc<Client>,
-    engine: Arc<Engine>,
+    engine: Arc<Engine<queue::Message>>,
     /// What the client makes use of.
     features: u64,
     protocol: u64,
@@ -47,8 +45,6 @@ pub struct Session {
     /// Notes of requests under way, for so many queues of so many places.
     inflight: Option<(Arc<Memory>, u16, u16)>,
     queues: Vec<Queue>,
-    /// A server before lost what it had acknowledged to a guest that has come again.
-    lost: Arc<AtomicBool>,
 }
 
 /// A queue, as far as it is described.
@@ -64,7 +60,7 @@ struct Queue {
     failed: Option<File>,
     enabled: bool,
     /// Its number at the reactor that serves it.
-    served: Option<(u64, Remote<queue::Message>)>,
+    served: Option<(u64, Post<queue::Message>)>,
 }
 
 /// The requests that a client had under way are of the volume or snapshot with this uuid, which had the name before.
@@ -94,12 +90,11 @@ impl Session {
     pub fn new(
         socket: UnixStream,
         client: Arc<Client>,
-        engine: Arc<Engine>,
-        lost: Arc<AtomicBool>,
+        engine: Arc<Engine<queue::Message>>,
     ) -> Self {
         let queues = (0..QUEUES_MAX).map(|_| Queue::default()).collect();
         let (features, protocol, memory, inflight) = (0, 0, None, None);
-        Self { socket, client, engine, features, protocol, memory, inflight, queues, lost }
+        Self { socket, client, engine, features, protocol, memory, inflight, queues }
     }
 
     /// Does what the client asks until it goes; nothing of it is under way then.
@@ -142,10 +137,10 @@ impl Session {
     fn handle(&mut self, message: Message) -> io::Result<Reply> {
         let Message { request, payload: mut fields, files, .. } = message;
         match request {
-            request::GET_FEATURES => return with(features(self.client.read_only)),
+            request::GET_FEATURES => return with(features(self.client.opened.read_only)),
             request::SET_FEATURES => {
                 self.features = fields.u64()?;
-                if self.features & !features(self.client.read_only) != 0 {
+                if self.features & !features(self.client.opened.read_only) != 0 {
                     return Err(invalid("it takes features that it was not offered"));
                 }
             }
@@ -268,7 +263,7 @@ impl Session {
 
     fn config(&self, fields: &mut Payload) -> io::Result<Reply> {
         let (offset, size, flags) = (fields.u32()?, fields.u32()?, fields.u32()?);
-        let config = config(self.client.volume.size(), self.client.read_only);
+        let config = config(self.client.opened.disk.size(), self.client.opened.read_only);
         let end = (offset as usize).saturating_add(size as usize);
         let part = config.get(offset as usize..end);
         let part = part.ok_or_else(|| {
@@ -295,10 +290,10 @@ impl Session {
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
         let memory = map_shared(file.try_clone()?.into(), 0, size)?;
-        inflight::set_owner(&memory, size, &self.client.uuid);
+        inflight::set_owner(&memory, size, &self.client.opened.uuid);
         // It begins: nothing was acknowledged to it. Who only reads says nothing of who writes.
-        if !self.client.read_only {
-            self.lost.store(false, Ordering::SeqCst);
+        if !self.client.opened.read_only {
+            self.client.opened.lost.store(false, Ordering::SeqCst);
         }
         self.inflight = Some((Arc::new(memory), queues, places));
         let mut reply = size.to_le_bytes().to_vec();
@@ -320,7 +315,9 @@ impl Session {
         }
         let memory = map_shared(file, offset, size)?;
         // The socket is found by a name, which may be that of another volume by now.
-        if let Some(other) = inflight::owner(&memory, size).filter(|it| *it != self.client.uuid) {
+        if let Some(other) =
+            inflight::owner(&memory, size).filter(|it| *it != self.client.opened.uuid)
+        {
             return Err(io::Error::other(OtherVolume(other)));
         }
         self.inflight = Some((Arc::new(memory), queues, places));
@@ -371,12 +368,12 @@ impl Session {
                 Some((notes, left))
             }
         };
-        let (number, remote) = self.engine.next();
+        let (number, post) = self.engine.next();
         let client = Arc::clone(&self.client);
         // Without notes, nobody knows whether it comes again.
-        let lost = self.inflight.as_ref().map(|_| Arc::clone(&self.lost)).unwrap_or_default();
-        let (volume, dropping) = (client.volume.clone(), Arc::clone(&client.ended));
-        let user = User::new(volume, client.read_only, number, lost, dropping);
+        let (opened, dropping) = (&client.opened, Arc::clone(&client.ended));
+        let lost = self.inflight.as_ref().map(|_| Arc::clone(&opened.lost)).unwrap_or_default();
+        let user = User::new(opened.disk.clone(), opened.read_only, number, lost, dropping);
         let none = |_| Broken("there are no more descriptors");
         let copy = |file: &Option<File>| file.as_ref().map(File::try_clone).transpose();
         let (call, failed) = (copy(&queue.call).map_err(none)?, copy(&queue.failed).map_err(none)?);
@@ -395,8 +392,8 @@ impl Session {
             call,
             failed,
         };
-        remote.send(queue::Message::Start(Box::new(start)));
-        queue.served = Some((number, remote));
+        post(queue::Message::Start(Box::new(start)));
+        queue.served = Some((number, post));
         Ok(())
     }
 }
@@ -404,16 +401,16 @@ impl Session {
 impl Queue {
     /// Has it served no longer; what is to come when nothing of it is under way, if it was served.
     fn stop(&mut self, dropping: bool) -> Option<mpsc::Receiver<u16>> {
-        let (number, remote) = self.served.take()?;
+        let (number, post) = self.served.take()?;
         let (sender, stopped) = mpsc::channel();
-        remote.send(queue::Message::Stop(number, dropping, sender));
+        post(queue::Message::Stop(number, dropping, sender));
         Some(stopped)
     }
 
     /// Has it signalled in another way from now on, without a rest: guests do that often.
     fn set_call(&mut self, call: Option<File>) -> io::Result<()> {
-        if let (Some((number, remote)), copy) = (&self.served, call.as_ref().map(File::try_clone)) {
-            remote.send(queue::Message::Call(*number, copy.transpose()?));
+        if let (Some((number, post)), copy) = (&self.served, call.as_ref().map(File::try_clone)) {
+            post(queue::Message::Call(*number, copy.transpose()?));
         }
         self.call = call;
         Ok(())

@@ -5,8 +5,8 @@
 use crate::input::Input;
 use crate::sample::{empty, pattern};
 use dbs_core::Store;
-use dbs_frontend::Listen;
-use dbs_nvme::{NvmeOptions, NvmeTcp};
+use dbs_frontend::{DiskOptions, Listen};
+use dbs_nvme::NvmeTcp;
 use dbs_reactor::Driver;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -47,7 +47,7 @@ pub fn nvme(data: &[u8]) {
     let content = pattern(5, 256 << 10);
     store.volume("v").unwrap().write_at(0, &content, false).unwrap();
     store.create_snapshot("v", "s", &Default::default()).unwrap();
-    let server = NvmeTcp::start(store.clone(), options()).unwrap();
+    let server = NvmeTcp::start(store.clone(), &["tcp:0".parse().unwrap()], options()).unwrap();
     let Listen::Tcp(host, port) = &server.addresses()[0] else { panic!("no TCP") };
     let address = SocketAddr::new(host.parse().unwrap(), *port);
     let uuid = match flags & SNAPSHOT {
@@ -249,7 +249,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
 }
 
-fn options() -> NvmeOptions {
+fn options() -> DiskOptions {
     let reactor = dbs_reactor::Options {
         driver: Driver::Epoll,
         buffer_bytes: 1 << 20,
@@ -257,8 +257,7 @@ fn options() -> NvmeOptions {
         ..Default::default()
     };
     let next = AtomicU64::new(1);
-    NvmeOptions {
-        listen: vec!["tcp:0".parse().unwrap()],
+    DiskOptions {
         reactors: 1,
         reactor,
         workers: 1,

@@ -6,8 +6,9 @@
 use crate::input::Input;
 use crate::sample::{empty, pattern};
 use dbs_core::Store;
+use dbs_frontend::DiskOptions;
 use dbs_reactor::Driver;
-use dbs_vhost::{VhostOptions, VhostUser};
+use dbs_vhost::VhostUser;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
@@ -16,7 +17,7 @@ use std::io::{IoSlice, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,7 @@ pub fn vhost(data: &[u8]) {
     store.volume("v").unwrap().write_at(0, &content, false).unwrap();
     store.create_snapshot("v", "s", &Default::default()).unwrap();
     let place = Place::new();
-    let server = VhostUser::start(store.clone(), options(&place.0)).unwrap();
+    let server = VhostUser::start(store.clone(), place.0.clone(), options()).unwrap();
     let socket = place.0.join(if flags & 1 != 0 { "v@s.sock" } else { "v.sock" });
     talk(&UnixStream::connect(socket).unwrap(), &mut input);
     let begin = Instant::now();
@@ -173,15 +174,14 @@ impl Drop for Place {
     }
 }
 
-fn options(directory: &Path) -> VhostOptions {
+fn options() -> DiskOptions {
     let reactor = dbs_reactor::Options {
         driver: Driver::Epoll,
         buffer_bytes: 1 << 20,
         file_threads: 1,
         ..Default::default()
     };
-    VhostOptions {
-        directory: directory.to_owned(),
+    DiskOptions {
         reactors: 1,
         reactor,
         workers: 1,

@@ -4,7 +4,8 @@ use super::host::{Command, DISCOVERY, EVENT, HOST, Host, Options, Queue, SET};
 use super::{Place, SIZE, options};
 use dbs_core::SnapshotOptions;
 use dbs_core::info::{HolderKind, VolumeLimits};
-use dbs_nvme::{NvmeOptions, NvmeTcp};
+use dbs_frontend::DiskOptions;
+use dbs_nvme::NvmeTcp;
 use dbs_reactor::Driver;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -150,7 +151,7 @@ fn a_host_gets_no_other_volume_that_takes_the_name() {
     let place = Place::new();
     place.store.create_volume("w", SIZE).unwrap();
     let (store, armed) = (place.store.clone(), Arc::new(AtomicBool::new(true)));
-    let options = NvmeOptions {
+    let options = DiskOptions {
         // It is asked when a host comes.
         access: Box::new(move |_, _| {
             if armed.swap(false, Ordering::SeqCst) {
@@ -162,7 +163,7 @@ fn a_host_gets_no_other_volume_that_takes_the_name() {
         ..options(Driver::Auto)
     };
     let subsystem = place.subsystem("v");
-    let nvme = NvmeTcp::start(place.store.clone(), options).unwrap();
+    let nvme = NvmeTcp::start(place.store.clone(), &super::loopback(), options).unwrap();
     let dbs_frontend::Listen::Tcp(host, port) = &nvme.addresses()[0] else { panic!("no TCP") };
     let address = SocketAddr::new(host.parse().unwrap(), *port);
     let refused = Host::admin(address, Options::default(), &subsystem).err().unwrap();
@@ -287,9 +288,9 @@ fn a_server_that_stops_answers_what_is_under_way_and_lets_go() {
 fn it_listens_on_loopback_alone() {
     let place = Place::new();
     for listen in ["tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:192.0.2.1:0", "unix:/nowhere"] {
-        let options = options(Driver::Auto);
-        let options = NvmeOptions { listen: vec![listen.parse().unwrap()], ..options };
-        let error = NvmeTcp::start(place.store.clone(), options).err().unwrap().to_string();
+        let address = [listen.parse().unwrap()];
+        let started = NvmeTcp::start(place.store.clone(), &address, options(Driver::Auto));
+        let error = started.err().unwrap().to_string();
         let reason = if listen.starts_with("unix") { "loopback" } else { "authentication" };
         assert!(error.contains(reason) && error.contains(listen), "{error}");
     }

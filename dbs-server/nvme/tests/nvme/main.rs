@@ -8,7 +8,8 @@ mod hostile;
 mod life;
 
 use dbs_core::{InitOptions, OpenOptions, Store, TailPlace};
-use dbs_nvme::{NvmeOptions, NvmeTcp};
+use dbs_frontend::{DiskOptions, Listen};
+use dbs_nvme::NvmeTcp;
 use dbs_reactor::Driver;
 use host::{Host, Options};
 use std::net::SocketAddr;
@@ -25,10 +26,13 @@ struct Place {
     nvme: NvmeTcp,
 }
 
-fn options(driver: Driver) -> NvmeOptions {
+fn loopback() -> [Listen; 1] {
+    ["tcp:0".parse().unwrap()]
+}
+
+fn options(driver: Driver) -> DiskOptions {
     let next = AtomicU64::new(1);
-    NvmeOptions {
-        listen: vec!["tcp:0".parse().unwrap()],
+    DiskOptions {
         reactors: 2,
         reactor: dbs_reactor::Options { driver, ..Default::default() },
         workers: 4,
@@ -57,7 +61,7 @@ impl Place {
     }
 
     fn serving(dir: TempDir, store: Store, driver: Driver) -> Self {
-        let nvme = NvmeTcp::start(store.clone(), options(driver)).unwrap();
+        let nvme = NvmeTcp::start(store.clone(), &loopback(), options(driver)).unwrap();
         Self { dir, store, nvme }
     }
 

@@ -7,9 +7,10 @@ mod sockets;
 mod under_way;
 
 use dbs_core::{InitOptions, OpenOptions, Store};
+use dbs_frontend::DiskOptions;
 use dbs_guest::{Guest, Options};
-use dbs_vhost::{VhostOptions, VhostUser};
-use std::path::{Path, PathBuf};
+use dbs_vhost::VhostUser;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of the volume `v`.
@@ -22,13 +23,13 @@ struct Place {
     vhost: VhostUser,
 }
 
-fn options(directory: &Path, driver: dbs_reactor::Driver) -> VhostOptions {
+fn options(driver: dbs_reactor::Driver) -> DiskOptions {
     let next = AtomicU64::new(1);
-    let hidden = |volume: &str, socket: &Path| {
-        volume.starts_with("hidden") || socket.to_string_lossy().contains("@hidden")
+    let hidden = |volume: &str, socket: &str| {
+        assert!(socket.starts_with("unix:/"), "{socket}");
+        volume.starts_with("hidden") || socket.contains("@hidden")
     };
-    VhostOptions {
-        directory: directory.to_owned(),
+    DiskOptions {
         reactors: 2,
         reactor: dbs_reactor::Options { driver, ..Default::default() },
         workers: 4,
@@ -50,8 +51,8 @@ impl Place {
         Store::init(&path, &init).unwrap();
         let store = Store::open(&path, &OpenOptions::default()).unwrap();
         store.create_volume("v", SIZE).unwrap();
-        let options = options(&dir.path().join("vm"), driver);
-        let vhost = VhostUser::start(store.clone(), options).unwrap();
+        let vhost = VhostUser::start(store.clone(), dir.path().join("vm"), options(driver));
+        let vhost = vhost.unwrap();
         Self { dir, store, vhost }
     }
 

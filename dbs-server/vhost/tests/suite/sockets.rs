@@ -2,9 +2,10 @@
 
 use super::{Place, options};
 use dbs_core::info::{Holder, HolderKind};
+use dbs_frontend::DiskOptions;
 use dbs_guest::{Guest, Options, Request};
 use dbs_reactor::Driver;
-use dbs_vhost::{VhostOptions, VhostUser};
+use dbs_vhost::VhostUser;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
@@ -48,7 +49,7 @@ fn sockets_come_and_go_with_what_they_serve() {
 fn a_directory_of_others_is_refused_and_so_is_a_live_socket() {
     let place = Place::new();
     let other = place.dir.path().join("other");
-    let start = || VhostUser::start(place.store.clone(), options(&other, Driver::Auto));
+    let start = || VhostUser::start(place.store.clone(), other.clone(), options(Driver::Auto));
     fs::create_dir(&other).unwrap();
     fs::set_permissions(&other, PermissionsExt::from_mode(0o750)).unwrap();
     let refused = start().err().unwrap().to_string();
@@ -167,7 +168,7 @@ fn a_machine_does_not_get_another_volume_that_takes_the_name() {
     let (store, directory) = (place.store.clone(), place.dir.path().join("other"));
     let armed = Arc::new(AtomicBool::new(false));
     let now = Arc::clone(&armed);
-    let server = VhostOptions {
+    let serving = DiskOptions {
         // It is asked when a machine comes.
         access: Box::new(move |_, _| {
             if now.swap(false, Ordering::SeqCst) {
@@ -176,9 +177,9 @@ fn a_machine_does_not_get_another_volume_that_takes_the_name() {
             }
             Some(false)
         }),
-        ..options(&directory, Driver::Auto)
+        ..options(Driver::Auto)
     };
-    let _server = VhostUser::start(place.store.clone(), server).unwrap();
+    let _server = VhostUser::start(place.store.clone(), directory.clone(), serving).unwrap();
     armed.store(true, Ordering::SeqCst);
     assert!(Guest::connect(&directory.join("v.sock"), &Options::default()).is_err());
     assert!(!armed.load(Ordering::SeqCst));

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub struct NbdFrontend {
     server: Option<ServerHandle>,
     addresses: Vec<Listen>,
-    attached: Option<Arc<Attached>>,
+    attached: Option<Attached>,
     stop_grace: Duration,
 }
 
@@ -38,18 +38,12 @@ impl NbdFrontend {
         let options = ServerOptions { log: Some(log), tls, ..ServerOptions::default() };
         let stop_grace = options.stop_grace;
         let carried = Carried::new(Arc::new(export), options)?;
-        let attached = path.attach(|_| {
+        let attached = path.attach(|_, _| {
             let front = carried.front();
             move |_: &mut Io, tags| -> Box<dyn Front> { front(tags) }
         })?;
-        let attached = Arc::new(attached);
-        // The server goes before what is attached, and never keeps it.
-        let to = Arc::downgrade(&attached);
-        let deliver = move |reactor: usize, message: Box<dyn Any + Send>| {
-            if let Some(attached) = to.upgrade() {
-                attached.send(reactor, message);
-            }
-        };
+        let to = Arc::clone(attached.to());
+        let deliver = move |reactor: usize, message: Box<dyn Any + Send>| to(reactor, message);
         let server = carried.start(addresses, path.reactors(), deliver)?;
         let addresses = server.addresses().to_vec();
         Ok(Self { server: Some(server), addresses, attached: Some(attached), stop_grace })
@@ -78,7 +72,7 @@ impl Drop for NbdFrontend {
         if let Some(server) = self.server.take() {
             server.stop();
         }
-        if let Some(attached) = self.attached.take().and_then(Arc::into_inner) {
+        if let Some(attached) = self.attached.take() {
             attached.detach(self.stop_grace);
         }
     }

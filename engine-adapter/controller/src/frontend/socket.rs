@@ -109,7 +109,7 @@ impl SocketFrontend {
         let connections = Arc::new(AtomicUsize::new(0));
         let limits = Limits { requests: options.requests_max, bytes: options.bytes_max };
         let (write_timeout, durable) = (options.write_timeout, options.durable_writes);
-        let attached = path.attach(|_| {
+        let attached = path.attach(|_, _| {
             let connections = Arc::clone(&connections);
             move |_: &mut Io, tags| -> Box<dyn Front> {
                 let peers = Peers::new(limits, write_timeout).tagged(tags);

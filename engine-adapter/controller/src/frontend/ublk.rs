@@ -132,8 +132,9 @@ fn begin(path: &Arc<Path>) -> Result<(Control, Arc<Attached>)> {
             "{doing}: the kernel does not allow io_uring here; the frontend `nbd` works without"
         )));
     }
-    let attached =
-        path.attach(|_| |_: &mut Io, tags| carried_front(tags)).map_err(|e| Error::io(e, doing))?;
+    let attached = path
+        .attach(|_, _| |_: &mut Io, tags| carried_front(tags))
+        .map_err(|e| Error::io(e, doing))?;
     Ok((control, Arc::new(attached)))
 }
 

@@ -47,7 +47,7 @@ pub use stats::{PathKind, PathStats, ReplicaStats};
 use crate::rules::timeout;
 use backend::Access;
 use dbs_core::info::VolumeLimits;
-use dbs_frontend::{Front, lock, wait_while};
+use dbs_frontend::{Front, ToFront, lock, wait_while};
 use dbs_reactor::{Io, Thread};
 use latch::Latch;
 use longhorn_wire::frame::Hello;
@@ -321,15 +321,15 @@ impl Path {
         journal::newest(all, limit)
     }
 
-    /// Attaches a frontend: `make` is called for each reactor, with its number, and what it returns is
-    /// called there to make the frontend's part, with the bits that the tags of all its operations
-    /// have to have.
+    /// Attaches a frontend: `make` is called for each reactor, with its number and the way to the frontend's parts on
+    /// all of them, and what it returns is called there to make the frontend's part, with the bits that the tags of
+    /// all its operations have to have. What is sent when the frontend is detached goes nowhere.
     ///
     /// # Errors
     /// There are too many.
     pub fn attach<F, M>(self: &Arc<Self>, mut make: F) -> io::Result<Attached>
     where
-        F: FnMut(usize) -> M,
+        F: FnMut(usize, &ToFront) -> M,
         M: FnOnce(&mut Io, u64) -> Box<dyn Front> + Send + 'static,
     {
         let number = {
@@ -339,10 +339,15 @@ impl Path {
             used[free] = true;
             free
         };
-        for index in 0..self.reactors() {
-            self.shared.send(index, Message::Attach { number, make: Box::new(make(index)) });
+        let (shared, reactors) = (Arc::clone(&self.shared), self.reactors());
+        // It keeps neither the path nor the frontend: a part on a reactor may have it, which must not end either.
+        let to: ToFront = Arc::new(move |reactor: usize, message: Box<dyn Any + Send>| {
+            shared.send(reactor % reactors, Message::Front { number, message });
+        });
+        for index in 0..reactors {
+            self.shared.send(index, Message::Attach { number, make: Box::new(make(index, &to)) });
         }
-        Ok(Attached { path: Arc::clone(self), number })
+        Ok(Attached { path: Arc::clone(self), number, to })
     }
 
     /// Asks all reactors for something that they will say when it is done.
@@ -394,6 +399,7 @@ impl Drop for Pause {
 pub struct Attached {
     path: Arc<Path>,
     number: usize,
+    to: ToFront,
 }
 
 impl Attached {
@@ -406,8 +412,13 @@ impl Attached {
     /// Sends something to the frontend's part on a reactor, for its
     /// [`Front::message`].
     pub fn send(&self, reactor: usize, message: Box<dyn Any + Send>) {
-        let reactor = reactor % self.path.reactors();
-        self.path.shared.send(reactor, Message::Front { number: self.number, message });
+        (self.to)(reactor, message);
+    }
+
+    /// The way to the frontend's parts.
+    #[must_use]
+    pub fn to(&self) -> &ToFront {
+        &self.to
     }
 
     /// The limits of the volume delay nothing of it any more: somebody waits for the end of what it has under way.

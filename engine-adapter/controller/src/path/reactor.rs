@@ -274,6 +274,14 @@ impl Handler for Reactor {
         self.answer(io);
     }
 
+    fn signalled(&mut self, io: &mut Io, tag: u64, result: io::Result<()>) {
+        self.shard.look_at_clock();
+        if let Some(number) = (tag >> NUMBER_BITS).checked_sub(FIRST_FRONT) {
+            self.front(number as usize, |front, way| front.signalled(io, way, tag as u32, result));
+        }
+        self.answer(io);
+    }
+
     fn turn(&mut self, io: &mut Io) {
         self.shard.look_at_clock();
         self.shard.turn(io);

@@ -7,9 +7,13 @@ mod data_support;
 #[path = "../../../../dbs-cli/tests/disk/mod.rs"]
 mod disk;
 mod fake;
+#[allow(dead_code)]
+#[path = "../../../../dbs-server/nvme/tests/nvme/host.rs"]
+mod host;
 mod support;
 
 mod damage;
+mod disks;
 mod failures;
 mod frontends;
 mod local;

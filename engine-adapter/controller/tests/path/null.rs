@@ -42,7 +42,7 @@ pub fn run(path: &Arc<Path>, load: &NullLoad) -> io::Result<LoadReport> {
     }
     let (report, reports) = mpsc::channel();
     let size = path.size();
-    let attached = path.attach(|reactor| {
+    let attached = path.attach(|reactor, _| {
         let (load, report) = (load.clone(), report.clone());
         let seed = load.seed.wrapping_add(reactor as u64 * 0x5851_f42d);
         move |_: &mut Io, _| -> Box<dyn Front> {

@@ -59,7 +59,8 @@ pub struct ControllerArgs {
     pub replica: Vec<String>,
     /// How users connect to the volume: `tgt-blockdev` (the block device /dev/longhorn/VOLUME, see
     /// --block-device), `ublk` (the same, through the kernel's ublk driver in any case), `tgt-iscsi` (an
-    /// iSCSI target), `nbd` or `socket`
+    /// iSCSI target), `vhost-user` (the disk of a virtual machine of this machine), `nvme-tcp` (NVMe over
+    /// TCP, for hosts of this machine), `nbd` or `socket`
     #[arg(long, default_value = "", hide_default_value = true)]
     pub frontend: String,
     /// Kind of replicas that the volume may have: `tcp` or `file`; can be repeated. With `file`,
@@ -189,6 +190,10 @@ pub struct OurControllerArgs {
     /// directory than that of --tls-dir, whose certificates also give access to replicas
     #[arg(long, value_name = "DIRECTORY")]
     pub nbd_tls_dir: Option<PathBuf>,
+    /// Address on loopback on which the frontend `nvme-tcp` listens: tcp:PORT; can be repeated [default: any
+    /// free port, which the volume's next controller on this machine takes again]
+    #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
+    pub nvme_listen: Vec<Listen>,
     /// Directory of the frontend's socket. Its subdirectory `longhorn` holds what the next controller
     /// must know [default: /var/run]
     #[arg(long, value_name = "DIRECTORY")]
@@ -317,6 +322,7 @@ fn frontends(ours: &OurControllerArgs, short_timeout: Duration) -> Result<Fronte
     Ok(FrontendOptions {
         sockets: ours.socket_dir.clone(),
         nbd: ours.nbd_listen.clone(),
+        nvme: ours.nvme_listen.clone(),
         nbd_tls,
         device: UblkOptions {
             // No more threads than it has do anything for it.

@@ -91,12 +91,36 @@ impl Record {
 
     /// Whether the process that serves it runs.
     fn is_served(&self) -> bool {
-        self.pid != std::process::id() && began(self.pid) == Some(self.began)
+        is_running(self.pid, self.began)
     }
 }
 
+/// Whether another process runs that has this number and began then.
+pub(super) fn is_running(pid: u32, since: u64) -> bool {
+    pid != std::process::id() && began(pid) == Some(since)
+}
+
+/// Has the process of a controller end, and leave its frontend.
+pub(super) fn hang_up(pid: u32) -> Result<()> {
+    let number = i32::try_from(pid).map_err(|_| Error::invalid(format!("process {pid}")))?;
+    kill(Pid::from_raw(number), Signal::SIGHUP)
+        .map_err(|e| Error::io(e.into(), format!("ending process {pid}")))
+}
+
+/// Waits until an older controller has ended; whether that came in time.
+pub(super) fn has_ended(mut ended: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + TIMEOUT;
+    while !ended() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        thread::sleep(POLL);
+    }
+    true
+}
+
 /// When a process began, in ticks since the machine did; `None` if it has ended.
-fn began(pid: u32) -> Option<u64> {
+pub(super) fn began(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name may hold anything; behind it the third field is next.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
@@ -263,9 +287,7 @@ impl DeviceVolume {
         }
         // As long as it lives, a refusal costs nobody anything.
         self.ledger.check(record.mark, true)?;
-        let number = i32::try_from(pid).map_err(|_| Error::invalid(format!("process {pid}")))?;
-        kill(Pid::from_raw(number), Signal::SIGHUP)
-            .map_err(|e| Error::io(e.into(), format!("ending process {pid}")))
+        hang_up(pid)
     }
 
     fn take_over(&self, record: &Record, offer: &Offer) -> Result<UblkFrontend> {
@@ -345,16 +367,12 @@ impl DeviceVolume {
 
 /// Waits until the controller of a device has ended entirely: nothing that it does comes later.
 fn wait_until_left(control: &mut Control, record: &Record) -> Result<()> {
-    let deadline = Instant::now() + TIMEOUT;
     let mut live = || control.info(record.device).is_ok_and(|info| info.state == DeviceState::Live);
-    while record.is_served() || live() {
-        if Instant::now() >= deadline {
-            let (device, pid) = (block_path(record.device), record.pid);
-            return Err(Error::busy(format!("process {pid} does not leave {}", device.display())));
-        }
-        thread::sleep(POLL);
+    if has_ended(|| !record.is_served() && !live()) {
+        return Ok(());
     }
-    Ok(())
+    let (device, pid) = (block_path(record.device), record.pid);
+    Err(Error::busy(format!("process {pid} does not leave {}", device.display())))
 }
 
 /// Bytes that no other device has.

@@ -2,6 +2,7 @@
 
 mod block;
 mod device;
+mod disk;
 mod iscsi;
 mod ledger;
 mod local;

@@ -2,6 +2,7 @@
 
 use super::block::{BlockDevice, BlockVolume};
 use super::device::{DeviceVolume, Places, UBLK};
+use super::disk::{self, NVME_TCP, VHOST_USER};
 use super::iscsi::{BLOCK_DEVICE, IscsiOptions, IscsiVolume, TARGET};
 use super::ledger::Ledger;
 use super::local::{Local, WORKERS};
@@ -51,7 +52,7 @@ pub(super) struct Data {
     /// Where the only replica listens for data, if it is not the port after that of its gRPC.
     pub unix: Option<PathBuf>,
     pub ledger: Arc<Ledger>,
-    /// Whether the frontend may be a device that an earlier controller left.
+    /// Whether the frontend may be a device or disk that an earlier controller left.
     pub outlives: bool,
     /// Those of this process.
     pub locals: HashMap<String, Local>,
@@ -164,6 +165,8 @@ pub struct FrontendOptions {
     pub nbd: Vec<Listen>,
     /// Certificates for that, if clients over TCP must use TLS.
     pub nbd_tls: Option<TlsConfig>,
+    /// Where the frontend `nvme-tcp` listens, if not on any port of loopback.
+    pub nvme: Vec<Listen>,
     /// What `tgt-blockdev` is to be.
     pub block_device: BlockDevice,
     /// Queues and depth of a block device of `ublk`.
@@ -232,7 +235,11 @@ impl Frontends for OnPath {
             TARGET => return Ok(Arc::new(self.iscsi(TARGET))),
             _ => {}
         }
-        // A device that a dead controller left can never be given back to its users.
+        let disk = disk::create(kind, &self.path, &self.ledger, options.run(), &options.nvme);
+        if let Some(disk) = disk {
+            return Ok(disk);
+        }
+        // A device or disk that a dead controller left can never be given back to its users.
         self.ledger.end();
         let path = Arc::clone(&self.path);
         match kind {
@@ -246,14 +253,14 @@ impl Frontends for OnPath {
                 Ok(Arc::new(NbdVolume { path, run, more, tls, running: Running::default() }))
             }
             _ => Err(Error::unsupported(format!(
-                "frontend `{kind}` is not in this build; `{BLOCK_DEVICE}`, `{UBLK}`, `{TARGET}`, `{NBD}` \
-                 and `{SOCKET}` are"
+                "frontend `{kind}` is not in this build; `{BLOCK_DEVICE}`, `{UBLK}`, `{TARGET}`, `{VHOST_USER}`, \
+                 `{NVME_TCP}`, `{NBD}` and `{SOCKET}` are"
             ))),
         }
     }
 }
 
-/// Whether a frontend of this kind may be a device that outlives its controller.
+/// Whether a frontend of this kind may be a device or disk that outlives its controller.
 pub(super) fn may_outlive(kind: &str) -> bool {
-    matches!(kind, UBLK | BLOCK_DEVICE)
+    matches!(kind, UBLK | BLOCK_DEVICE | VHOST_USER | NVME_TCP)
 }

@@ -3,6 +3,9 @@
 
 #[path = "../../../../dbs-cli/tests/disk/mod.rs"]
 mod disk;
+#[allow(dead_code)]
+#[path = "../../../../dbs-server/nvme/tests/nvme/host.rs"]
+mod host;
 mod support;
 
 mod agent;
@@ -10,6 +13,7 @@ mod backing;
 mod backup;
 mod checksums;
 mod controller;
+mod disks;
 mod environment;
 mod files;
 mod flushes;

@@ -1,0 +1,322 @@
+//! The frontends `vhost-user` and `nvme-tcp`: the volume as a disk that its user asks for again when the controller has
+//! died, or was replaced by a newer one.
+//!
+//! A virtual machine comes again with the requests that were not answered, and so does a host. Both know the disk by its
+//! uuid. A file says which that is, another one which replicas may go on with it ([`Ledger`]). If the replicas may lack
+//! what was acknowledged, or somebody else has used the volume meanwhile, the disk gets another uuid: who knows the one
+//! before is refused, and sees errors in place of old data. An end in good order is the end of the disk, too.
+
+use super::device::{began, hang_up, has_ended, is_running};
+use super::ledger::{Ledger, write_durably};
+use super::running::Running;
+use dbs_core::{Error, ErrorKind, Result};
+use dbs_frontend::Listen;
+use dbs_service::log;
+use longhorn_controller::frontend::{NvmeFrontend, VhostFrontend};
+use longhorn_controller::path::Path;
+use longhorn_controller::volume::{Frontend, Offer};
+use serde::{Deserialize, Serialize};
+use std::fmt::Display;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The names of the frontends.
+pub(super) const VHOST_USER: &str = "vhost-user";
+pub(super) const NVME_TCP: &str = "nvme-tcp";
+
+/// What the next controller must know of a disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    uuid: String,
+    /// Who serves it, and when that process began, in ticks: numbers are used again.
+    pid: u32,
+    began: u64,
+    /// The port that a host asks.
+    port: u16,
+}
+
+impl Record {
+    /// What the ledger of its replicas is marked with.
+    fn mark(&self) -> u64 {
+        let digits: String = self.uuid.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+        u64::from_str_radix(&digits, 16).unwrap_or(0)
+    }
+}
+
+/// A disk of either kind.
+trait Disk: Sized {
+    /// What the frontend is called.
+    const KIND: &'static str;
+
+    /// Serves a volume as the disk of a record, which it completes.
+    fn start(of: &DiskVolume<Self>, volume: &str, record: &mut Record) -> Result<Self>;
+
+    /// Where its users find it.
+    fn endpoint(&self) -> String;
+
+    /// Tells them of another size.
+    fn follow(&self);
+}
+
+impl Disk for VhostFrontend {
+    const KIND: &'static str = VHOST_USER;
+
+    fn start(of: &DiskVolume<Self>, volume: &str, record: &mut Record) -> Result<Self> {
+        let socket = of.run.join(format!("vhost-{volume}.sock"));
+        Self::start(&of.path, volume, &record.uuid, socket)
+    }
+
+    fn endpoint(&self) -> String {
+        self.socket().display().to_string()
+    }
+
+    fn follow(&self) {
+        self.follow();
+    }
+}
+
+impl Disk for NvmeFrontend {
+    const KIND: &'static str = NVME_TCP;
+
+    /// On the port that hosts know, if none is asked for.
+    fn start(of: &DiskVolume<Self>, volume: &str, record: &mut Record) -> Result<Self> {
+        let start = |listen: &[Listen]| Self::start(&of.path, volume, &record.uuid, listen);
+        let own = |port| [Listen::Tcp("127.0.0.1".to_owned(), port)];
+        let started = match (&of.listen[..], record.port) {
+            ([], 0) => start(&own(0)),
+            ([], port) => start(&own(port)).or_else(|error| {
+                let what = "its hosts know another port than it has from now on";
+                let fields: [(&str, &dyn Display); 3] =
+                    [("volume", &volume), ("error", &error), ("what", &what)];
+                log::warn("nvme", &fields);
+                start(&own(0))
+            }),
+            (asked, _) => start(asked),
+        }?;
+        if let Some(Listen::Tcp(_, port)) = started.addresses().first() {
+            record.port = *port;
+        }
+        Ok(started)
+    }
+
+    fn endpoint(&self) -> String {
+        let address = self.addresses().first().map(ToString::to_string).unwrap_or_default();
+        let address = address.strip_prefix("tcp:").unwrap_or(&address);
+        format!("nvmf://{address}/{}", self.subsystem())
+    }
+
+    fn follow(&self) {
+        self.follow();
+    }
+}
+
+/// A volume's disk of one kind.
+struct DiskVolume<D> {
+    path: Arc<Path>,
+    ledger: Arc<Ledger>,
+    /// Of what the next controller must know, and of sockets; gone when the machine ends.
+    run: PathBuf,
+    /// Where hosts are to connect, if not anywhere.
+    listen: Vec<Listen>,
+    running: Running<(String, D)>,
+}
+
+/// A frontend of this kind, if it is one of those here.
+pub(super) fn create(
+    kind: &str,
+    path: &Arc<Path>,
+    ledger: &Arc<Ledger>,
+    run: PathBuf,
+    listen: &[Listen],
+) -> Option<Arc<dyn Frontend>> {
+    let (path, ledger, listen) = (Arc::clone(path), Arc::clone(ledger), listen.to_vec());
+    match kind {
+        VHOST_USER => {
+            let running = Running::<(String, VhostFrontend)>::default();
+            Some(Arc::new(DiskVolume { path, ledger, run, listen, running }))
+        }
+        NVME_TCP => {
+            let running = Running::<(String, NvmeFrontend)>::default();
+            Some(Arc::new(DiskVolume { path, ledger, run, listen, running }))
+        }
+        _ => None,
+    }
+}
+
+impl<D: Disk + Send> Frontend for DiskVolume<D> {
+    fn name(&self) -> &str {
+        D::KIND
+    }
+
+    fn endpoint(&self) -> String {
+        self.running.with(|(_, disk)| disk.endpoint()).unwrap_or_default()
+    }
+
+    fn is_up(&self) -> bool {
+        self.running.is_up()
+    }
+
+    fn is_ending(&self) -> bool {
+        self.running.is_ending()
+    }
+
+    fn start(&self, offer: &Offer) -> Result<()> {
+        let volume = &offer.volume;
+        let (mut record, again) = match self.left_behind(offer)? {
+            Some(record) => (record, true),
+            None => (self.make()?, false),
+        };
+        (record.pid, record.began) = (std::process::id(), began(std::process::id()).unwrap_or(0));
+        // From here on the next controller finds it, should this one die: before anybody can use it.
+        let saved = self.save(volume, &record);
+        let started = saved.and_then(|()| D::start(self, volume, &mut record));
+        let started = started.and_then(|disk| self.save(volume, &record).map(|()| disk));
+        let disk = started.inspect_err(|_| match again {
+            // Its users wait on: nothing was done to the volume.
+            true => self.ledger.leave(),
+            false => self.forget(volume),
+        })?;
+        let (endpoint, event) = (disk.endpoint(), if again { "taken_over" } else { "attached" });
+        let fields: [(&str, &dyn Display); 3] =
+            [("volume", volume), (D::KIND, &endpoint), ("uuid", &record.uuid)];
+        log::info(event, &fields);
+        self.running.set((volume.clone(), disk));
+        Ok(())
+    }
+
+    fn expand(&self, _: u64) -> Result<()> {
+        self.running.with(|(_, disk)| disk.follow());
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<()> {
+        self.running.end(|(volume, disk)| {
+            drop(disk);
+            self.forget(&volume);
+            (None, Ok(()))
+        })
+    }
+}
+
+impl<D: Disk> DiskVolume<D> {
+    fn file(&self, volume: &str) -> PathBuf {
+        self.run.join(format!("{}-{volume}.json", D::KIND))
+    }
+
+    /// A disk that nobody knows.
+    fn make(&self) -> Result<Record> {
+        let record = Record { uuid: new_uuid()?, pid: 0, began: 0, port: 0 };
+        self.ledger.begin(record.mark())?;
+        Ok(record)
+    }
+
+    /// The disk that another controller of the volume left behind, or serves and is to hand over, if the replicas hold
+    /// all that was acknowledged on it.
+    fn left_behind(&self, offer: &Offer) -> Result<Option<Record>> {
+        let volume = &offer.volume;
+        let Some(record) = self.record(volume)? else { return Ok(None) };
+        if is_running(record.pid, record.began) {
+            self.end_older(&record, offer)?;
+        }
+        if offer.upgrade {
+            // As for a block device of ublk: the first request takes each replica's store over, and may wait for that.
+            self.path.flush();
+        }
+        match self.ledger.take_over(record.mark(), offer.upgrade) {
+            Ok(()) => Ok(Some(record)),
+            Err(error) if error.kind() != ErrorKind::Busy => Err(error),
+            Err(why) => {
+                let what = "the disk is another one for its users, who see errors: writes that its last controller \
+                            acknowledged may be missing";
+                let fields: [(&str, &dyn Display); 4] =
+                    [("volume", volume), ("uuid", &record.uuid), ("error", &why), ("what", &what)];
+                log::error("not-taken-over", &fields);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Has the controller that serves the disk end, which leaves it.
+    fn end_older(&self, record: &Record, offer: &Offer) -> Result<()> {
+        let pid = record.pid;
+        if !offer.upgrade {
+            let volume = &offer.volume;
+            return Err(Error::busy(format!(
+                "process {pid} serves volume {volume} over {}; --upgrade takes it over",
+                D::KIND
+            )));
+        }
+        // As long as it lives, a refusal costs nobody anything.
+        self.ledger.check(record.mark(), true)?;
+        hang_up(pid)?;
+        match has_ended(|| !is_running(pid, record.began)) {
+            true => Ok(()),
+            false => Err(Error::busy(format!("process {pid} does not end"))),
+        }
+    }
+
+    fn record(&self, volume: &str) -> Result<Option<Record>> {
+        let file = self.file(volume);
+        let text = match fs::read(&file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text,
+        };
+        let read = text.and_then(|text| Ok(serde_json::from_slice(&text)?));
+        read.map(Some).map_err(|error| {
+            let doing =
+                "reading which disk the volume was (if its users are gone, remove the file)";
+            Error::io(error, format!("{}: {doing}", file.display()))
+        })
+    }
+
+    fn save(&self, volume: &str, record: &Record) -> Result<()> {
+        let file = self.file(volume);
+        let text = serde_json::to_vec(record).map_err(io::Error::other);
+        let written = text.and_then(|text| write_durably(&file, &text));
+        written.map_err(|e| Error::io(e, format!("writing {}", file.display())))
+    }
+
+    /// The disk has ended.
+    fn forget(&self, volume: &str) {
+        self.ledger.end();
+        // If it stays, no ledger has its mark.
+        let _ = fs::remove_file(self.file(volume));
+    }
+}
+
+/// A random uuid.
+fn new_uuid() -> Result<String> {
+    use ring::rand::{SecureRandom, SystemRandom};
+    let mut bytes = [0; 16];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map_err(|_| Error::io(io::Error::other("no random bytes"), "naming a disk"))?;
+    // Its version and variant, which say that it is random.
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let digits = format!("{:032x}", u128::from_be_bytes(bytes));
+    let (a, b, c, d, e) =
+        (&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]);
+    Ok(format!("{a}-{b}-{c}-{d}-{e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_disk_has_a_uuid_and_a_mark_of_its_own() {
+        let record = |uuid: String| Record { uuid, pid: 1, began: 1, port: 0 };
+        let records = [0; 100].map(|_| record(new_uuid().unwrap()));
+        for (index, one) in records.iter().enumerate() {
+            let lengths: Vec<_> = one.uuid.split('-').map(str::len).collect();
+            assert_eq!(lengths, [8, 4, 4, 4, 12]);
+            assert_eq!(&one.uuid[14..15], "4");
+            assert!(one.mark() != 0);
+            assert!(records[..index].iter().all(|other| other.mark() != one.mark()));
+        }
+        let known = record("01234567-89ab-4def-8000-000000000000".to_owned());
+        assert_eq!(known.mark(), 0x0123_4567_89ab_4def);
+    }
+}
