@@ -19,6 +19,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The file.
 pub(super) const FILE: &str = "volume.generation";
+/// In place of the boot: the replica was closed in good order, so no end of a machine has cost it anything.
+const CLOSED: &str = "00000000-0000-0000-0000-000000000000";
 /// Longest file that is looked at.
 const LINE_MAX_BYTES: u64 = 256;
 
@@ -54,8 +56,9 @@ impl Generation {
     }
 
     /// Takes up what the file says. The generation is a new one if there is none, or if changes that were
-    /// acknowledged may be lost: the replica was not closed in good order (`dirty`) and the boot is another one, or
-    /// the tail before this session of the store (`lost_tail`) is gone.
+    /// acknowledged may be lost: the replica was not closed in good order and the boot is another one, or the tail before
+    /// this session of the store (`lost_tail`) is gone. That it was closed is not believed of `dirty` alone, which a full disk
+    /// has no room for.
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
@@ -63,8 +66,8 @@ impl Generation {
         let mut state = self.state();
         let session = lost_tail.unwrap_or(0);
         let found = self.read().filter(|line| {
-            let lost = line.boot != self.boot || session != 0 && line.session != session;
-            !(dirty && lost)
+            let cut_off = line.boot != self.boot && (dirty || line.boot != CLOSED);
+            !(cut_off || dirty && session != 0 && line.session != session)
         });
         let known = found.is_some();
         let line = found.map_or_else(random, |line| Ok(line.number));
@@ -93,6 +96,15 @@ impl Generation {
         if let Some(line) = self.read() {
             self.state().0.number = line.number;
         }
+    }
+
+    /// The replica was closed, and all that it acknowledged is durable. Said in place, as a full disk has no room for more.
+    ///
+    /// # Errors
+    /// `Io`; then more than was lost is taken for lost.
+    pub fn close(&self) -> Result<()> {
+        let line = Line { boot: CLOSED.to_owned(), ..self.state().0.clone() };
+        self.overwrite(&line).map_err(|e| self.failed(e))
     }
 
     /// The replica was closed: the next change is of another session.
@@ -282,5 +294,36 @@ mod tests {
         assert!(!file.exists());
         fs::remove_dir(dir.path().join("volume.generation.new")).unwrap();
         assert_ne!(now(&of(dir.path(), false, None)), first);
+    }
+
+    /// Found by review: with a full disk the mark that a replica is open was not written; after a loss of power it passed for one
+    /// that was closed, and a device was taken over on it though it lacked what was acknowledged.
+    #[test]
+    fn a_boot_that_ended_without_a_close_makes_a_new_one_whatever_the_mark_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(FILE);
+        let power_is_lost = || {
+            let line = fs::read_to_string(&file).unwrap();
+            let boot = Generation::new(dir.path()).boot;
+            fs::write(&file, line.replace(&boot, "11111111-1111-1111-1111-111111111111")).unwrap();
+        };
+        let generation = of(dir.path(), false, None);
+        generation.open().unwrap();
+        // The disk is full.
+        fs::create_dir(dir.path().join("volume.generation.new")).unwrap();
+        generation.change().unwrap();
+        generation.end_session().unwrap();
+        generation.close().unwrap();
+        let closed = now(&generation);
+        power_is_lost();
+        let next = of(dir.path(), false, None);
+        assert_eq!(now(&next), closed, "it was closed before");
+        next.change().unwrap();
+        let changed = now(&next);
+        fs::remove_dir(dir.path().join("volume.generation.new")).unwrap();
+        assert_eq!(now(&of(dir.path(), false, None)), changed, "killed in the same boot");
+        power_is_lost();
+        let lost = now(&of(dir.path(), false, None));
+        assert!(lost != changed && lost != closed);
     }
 }

@@ -170,6 +170,7 @@ impl Replica {
         self.commit_to(store)?;
         self.state().dirty = false;
         self.note_in_meta()?;
+        self.note_generation(Generation::close);
         log::info("close", &[("volume", &self.options.volume)]);
         Ok(())
     }
