@@ -138,8 +138,10 @@ impl Inner {
         if !skip {
             self.flush_storage()?;
         }
-        let looked = self.look_elsewhere()?;
         let second = self.meta().flushed();
+        // A flush of what was written over writes nothing here.
+        let writes = group.is_some() || !second.is_empty();
+        let looked = if writes { self.look_elsewhere()? } else { None };
         self.write_metadata(&second, sealed.as_ref().map(|(at, bytes)| (*at, &bytes[..])))?;
         self.meta().copies_written(&second);
         let Some(group) = group else {
