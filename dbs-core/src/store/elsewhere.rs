@@ -6,7 +6,7 @@
 //! [`TRUST_NS`] after a group: who opens what another boot left open watches the place for longer, and a group is
 //! what it watches for. On a device a session looks as well when it has nothing to commit.
 //!
-//! What cannot be read says nothing: looking fails no store that could go on.
+//! What cannot be read says nothing: looking fails no store that could go on, nor holds it up each time ([`REST_NS`]).
 
 use super::Inner;
 use super::identity::uuid_text;
@@ -15,11 +15,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::geometry::Region;
 use crate::format::record::Record;
 use crate::format::{RegionKind, Superblock};
+use crate::io::ReadRequest;
 use crate::io::buffer::AlignedBuf;
-use crate::io::{ReadRequest, Storage};
 use crate::meta::commit::Group;
 use crate::meta::load::LastSession;
 use crate::units::BLOCK_BYTES;
+use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +34,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How often a store on a device is looked at while there is nothing to commit: each time that a server does its
 /// housekeeping, which is once a second.
 const IDLE_NS: u64 = 900_000_000;
+/// A look that takes longer does not go well: a disk tries for many seconds to read a bad block.
+const SLOW_NS: u64 = 1_000_000_000;
+/// So long nobody looks after two looks in a row that did not go well. One alone may be of a moment, or of a machine
+/// that stood still: then a look is needed most.
+const REST_NS: u64 = 60_000_000_000;
 /// Groups of a session after which its first one may have been written over: a ring is at least eight groups long.
 const FIRST_GROUPS: u64 = 6;
 
@@ -45,6 +51,9 @@ const WAY_OUT: &str = "What both have written may have destroyed blocks of eithe
 /// The same for who opens the store and has written nothing.
 const WAY_OUT_OPENING: &str =
     "Nothing was changed here. End the process there, or let it close the store";
+/// What is said of it once if a place cannot be read.
+const BLIND: &str = "whether another machine writes the store can be looked for only in part, and once a minute, as a \
+                     block of the superblock or of the journal cannot be read";
 
 /// What is remembered of the last look.
 pub(super) struct Looks(Mutex<Seen>);
@@ -67,6 +76,37 @@ struct Seen {
     /// When a group was begun, before which this had looked.
     begun_ns: Option<u64>,
     looked_ns: u64,
+    at_commits: Trouble,
+    /// A path to the disk may be lost for a while. Commits do not go by that.
+    while_idle: Trouble,
+    has_warned: bool,
+}
+
+/// Looks that did not go well.
+#[derive(Clone, Copy, Default)]
+struct Trouble {
+    /// The last one.
+    last: bool,
+    /// When the last of two in a row ended.
+    rests_ns: Option<u64>,
+}
+
+impl Trouble {
+    fn rests(self, now: u64) -> bool {
+        let since = self.rests_ns.and_then(|rests| now.checked_sub(rests));
+        since.is_some_and(|since| since < REST_NS)
+    }
+
+    fn note(&mut self, well: bool, now: u64) {
+        *self = Self { last: !well, rests_ns: (!well && self.last).then_some(now) };
+    }
+}
+
+/// What a look has found.
+struct Found {
+    sign: Option<Sign>,
+    /// Why a place could not be read.
+    failed: Option<io::Error>,
 }
 
 impl Looks {
@@ -106,12 +146,15 @@ impl Inner {
             return Ok(None);
         }
         let now = self.env.now_ns();
+        let seen = self.looks.seen();
         // A clock that was put back says nothing.
-        let since = self.looks.seen().begun_ns.map(|begun| now.checked_sub(begun));
-        if matches!(since, Some(Some(0..TRUST_NS))) {
+        let since = seen.begun_ns.map(|begun| now.checked_sub(begun));
+        if matches!(since, Some(Some(0..TRUST_NS))) || seen.at_commits.rests(now) {
             return Ok(None);
         }
-        self.look_now(now).map_err(|sign| self.stopped(&sign))?;
+        drop(seen);
+        let looked = self.look_now(now, |seen| &mut seen.at_commits);
+        looked.map_err(|sign| self.stopped(&sign))?;
         Ok(Some(now))
     }
 
@@ -140,12 +183,17 @@ impl Inner {
             return Ok(());
         }
         let now = self.env.now_ns();
-        let looked = self.looks.seen().looked_ns;
-        if now.checked_sub(looked).is_some_and(|since| since < IDLE_NS) {
+        let seen = self.looks.seen();
+        let since = now.checked_sub(seen.looked_ns);
+        if since.is_some_and(|since| since < IDLE_NS) || seen.while_idle.rests(now) {
             return Ok(());
         }
+        drop(seen);
         // Who has closed the store meanwhile has given it away.
-        let look = || if self.poison.get().is_some() { Ok(()) } else { self.look_now(now) };
+        let look = || match self.poison.get() {
+            Some(_) => Ok(()),
+            None => self.look_now(now, |seen| &mut seen.while_idle),
+        };
         self.without_commits(look).map_err(|sign| self.poison_by(self.stopped(&sign)))
     }
 
@@ -166,7 +214,7 @@ impl Inner {
         if elsewhere {
             self.env.pause(if is_device { PATIENCE } else { FILE_PATIENCE });
         }
-        let looked = self.look_now(self.env.now_ns());
+        let looked = self.look_now(self.env.now_ns(), |seen| &mut seen.at_commits);
         looked.map_err(|sign| Error::busy(format!("{}. {WAY_OUT_OPENING}", self.tell(&sign))))?;
         Ok(elsewhere && is_device)
     }
@@ -187,7 +235,8 @@ impl Inner {
             return Ok(());
         }
         self.looks.seen().begun_ns = None;
-        self.look_now(self.env.now_ns()).map_err(|sign| self.stopped(&sign))
+        let looked = self.look_now(self.env.now_ns(), |seen| &mut seen.at_commits);
+        looked.map_err(|sign| self.stopped(&sign))
     }
 
     /// Before the superblock is changed from what is known of it: makes sure that it is what is there.
@@ -206,11 +255,26 @@ impl Inner {
             .map_or(Ok(()), |sign| Err(self.poison_by(self.stopped(&sign))))
     }
 
-    fn look_now(&self, now: u64) -> std::result::Result<(), Sign> {
-        let sign = self.find_sign();
+    /// `of`: whose looks this is one of.
+    fn look_now(
+        &self,
+        now: u64,
+        of: impl Fn(&mut Seen) -> &mut Trouble,
+    ) -> std::result::Result<(), Sign> {
+        let Found { sign, failed } = self.find_sign();
+        let ended = self.env.now_ns();
+        let in_time = ended.checked_sub(now).is_none_or(|took| took <= SLOW_NS);
         let mut seen = self.looks.seen();
         seen.looked_ns = now;
-        seen.unproven = None;
+        of(&mut seen).note(failed.is_none() && in_time, ended);
+        match failed {
+            None => seen.unproven = None,
+            Some(why) if !std::mem::replace(&mut seen.has_warned, true) => {
+                drop(seen);
+                self.warn(format!("{BLIND}: {why}"));
+            }
+            Some(_) => {}
+        }
         sign.map_or(Ok(()), Err)
     }
 
@@ -231,21 +295,43 @@ impl Inner {
         Error::new(ErrorKind::Poisoned, text)
     }
 
-    fn find_sign(&self) -> Option<Sign> {
+    fn find_sign(&self) -> Found {
         let wanted = self.wanted();
         let addresses = wanted.places.iter().map(|(place, ..)| address(wanted.ring, *place));
         let addresses: Vec<u64> = std::iter::once(0).chain(addresses).collect();
         // Nobody here changes it meanwhile.
         let known = self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
-        let blocks = read_each(&*self.storage, &addresses);
-        let (superblock, blocks) = blocks.split_first()?;
-        if let Some(sign) = superblock.as_ref().and_then(|block| sign_in_superblock(block, &known))
-        {
-            return Some(sign);
-        }
+        let (blocks, failed) = self.read_each(&addresses);
+        let Some((superblock, blocks)) = blocks.split_first() else {
+            return Found { sign: None, failed };
+        };
+        let sign = superblock.as_ref().and_then(|block| sign_in_superblock(block, &known));
         drop(known);
         let mut found = wanted.places.iter().zip(blocks);
-        found.find_map(|(at, block)| self.sign_at(&wanted, *at, block.as_ref()?))
+        let sign = sign
+            .or_else(|| found.find_map(|(at, block)| self.sign_at(&wanted, *at, block.as_ref()?)));
+        Found { sign, failed }
+    }
+
+    /// Reads these blocks at once; those that can be read, and why others cannot. None of them if that has taken long:
+    /// one by one it would take as long again.
+    fn read_each(&self, addresses: &[u64]) -> (Vec<Option<AlignedBuf>>, Option<io::Error>) {
+        let block = |_: &u64| AlignedBuf::zeroed(BLOCK_BYTES as usize);
+        let mut blocks: Vec<AlignedBuf> = addresses.iter().map(block).collect();
+        let all = addresses.iter().zip(&mut blocks);
+        let mut requests: Vec<_> =
+            all.map(|(offset, buf)| ReadRequest { offset: *offset, buf: &mut buf[..] }).collect();
+        let begun = self.env.now_ns();
+        let Err(error) = self.storage.read_many(&mut requests) else {
+            return (blocks.into_iter().map(Some).collect(), None);
+        };
+        if self.env.now_ns().saturating_sub(begun) > SLOW_NS {
+            return (Vec::new(), Some(error));
+        }
+        let read = |(at, mut block): (&u64, AlignedBuf)| {
+            self.storage.read_at(*at, &mut block).is_ok().then_some(block)
+        };
+        (addresses.iter().zip(blocks).map(read).collect(), Some(error))
     }
 
     /// Where a group of another session would show.
@@ -291,20 +377,6 @@ impl Inner {
 
 fn address(ring: Region, place: u32) -> u64 {
     ring.offset + u64::from(place) * BLOCK_BYTES
-}
-
-/// Reads these blocks at once; those that can be read.
-fn read_each(storage: &dyn Storage, addresses: &[u64]) -> Vec<Option<AlignedBuf>> {
-    let block = |_: &u64| AlignedBuf::zeroed(BLOCK_BYTES as usize);
-    let mut blocks: Vec<AlignedBuf> = addresses.iter().map(block).collect();
-    let all = addresses.iter().zip(&mut blocks);
-    let mut requests: Vec<_> =
-        all.map(|(offset, buf)| ReadRequest { offset: *offset, buf: &mut buf[..] }).collect();
-    if storage.read_many(&mut requests).is_ok() {
-        return blocks.into_iter().map(Some).collect();
-    }
-    let each = addresses.iter().zip(blocks);
-    each.map(|(at, mut block)| storage.read_at(*at, &mut block).is_ok().then_some(block)).collect()
 }
 
 /// A change of the superblock that is not of this process.

@@ -5,7 +5,7 @@ use dbs_core::store::{Env, InitOptions};
 use dbs_core::{ErrorKind, Result, Store};
 use dbs_sim::{CrashMode, Medium, SimDisk, TailPlace};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -27,6 +27,9 @@ struct Machine {
     numbers: AtomicU64,
     calls: AtomicU64,
     looks: AtomicU64,
+    /// How long a look takes, and whether the superblock cannot be read.
+    takes: AtomicU64,
+    is_bad: AtomicBool,
     changes: AtomicU64,
     pauses: AtomicU64,
     /// Before the next write of a group.
@@ -58,6 +61,8 @@ impl Machine {
             numbers: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             looks: AtomicU64::new(0),
+            takes: AtomicU64::new(0),
+            is_bad: AtomicBool::new(false),
             changes: AtomicU64::new(0),
             pauses: AtomicU64::new(0),
             at_group: Mutex::default(),
@@ -96,6 +101,11 @@ impl Storage for Machine {
         // Nothing else reads the superblock together with other places.
         if requests.len() > 1 && requests[0].offset == 0 {
             self.looks.fetch_add(1, Ordering::Relaxed);
+            self.clock.fetch_add(self.takes.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        if self.is_bad.load(Ordering::Relaxed) && requests.iter().any(|request| request.offset == 0)
+        {
+            return Err(io::Error::other("bad block"));
         }
         self.disk.read_many(requests)
     }
@@ -300,6 +310,51 @@ fn a_flush_that_writes_no_metadata_looks_for_nobody() {
     assert_eq!(pair.one.looks(), looks);
     put(&pair.first, 1, 1).unwrap();
     assert_eq!(pair.one.looks(), looks + 1);
+}
+
+/// Found by review: a block that cannot be read, or only after the disk has tried for long, held up each commit.
+#[test]
+fn a_bad_block_does_not_hold_up_each_commit() {
+    for (is_bad, takes) in [(true, 0), (false, 10 * SECOND), (true, 10 * SECOND)] {
+        let pair = Pair::new(false);
+        put(&pair.first, 1, 1).unwrap();
+        pair.one.is_bad.store(is_bad, Ordering::Relaxed);
+        pair.one.takes.store(takes, Ordering::Relaxed);
+        let looks = pair.one.looks();
+        let commits = |from| {
+            for block in from..from + 20 {
+                pair.wait(SECOND / 5);
+                put(&pair.first, block, 1).unwrap();
+            }
+            pair.one.looks() - looks
+        };
+        assert_eq!(commits(10), 2, "{is_bad} {takes}");
+        let warnings = pair.first.info().warnings;
+        let told = warnings.iter().filter(|text| text.contains("another machine")).count();
+        assert_eq!(told, usize::from(is_bad), "{warnings:?}");
+        pair.wait(60 * SECOND);
+        assert_eq!(commits(30), 3, "{is_bad} {takes}");
+        pair.wait(60 * SECOND);
+        // The other places say it, unless all of them take as long.
+        let _second = pair.other.open().unwrap();
+        assert_eq!(put(&pair.first, 100, 1).is_err(), !is_bad || takes == 0, "{is_bad} {takes}");
+    }
+}
+
+/// A path to the disk may be lost for a while, and somebody take the store over meanwhile.
+#[test]
+fn a_look_that_fails_while_idle_is_not_what_a_commit_goes_by() {
+    let pair = Pair::new(true);
+    while pair.first.settle().unwrap() {}
+    pair.one.is_bad.store(true, Ordering::Relaxed);
+    let looks = pair.one.looks();
+    for _ in 0..20 {
+        pair.wait(SECOND);
+        pair.first.settle().unwrap();
+    }
+    assert_eq!(pair.one.looks(), looks + 2);
+    put(&pair.first, 1, 1).unwrap();
+    assert_eq!(pair.one.looks(), looks + 3);
 }
 
 /// As with one boot's two containers, if both could get at a file without each other's locks: nobody waits.
