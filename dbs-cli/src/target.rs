@@ -6,6 +6,7 @@ use crate::output;
 use crate::progress::{Meter, Unit};
 use dbs_client::any_store::AnyStore;
 use dbs_control::api::{Progress, Request};
+use dbs_core::store::TAKE_OVER_TIME;
 use dbs_core::v1::Image;
 use dbs_core::{ErrorKind, Result};
 use dbs_transfer::{BlockAccess, StoreAccess};
@@ -13,8 +14,10 @@ use serde_json::Value;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long to wait for a store that somebody holds who is no server: another command, most likely.
-const HELD_PATIENCE: Duration = Duration::from_secs(3);
+/// How long to wait for a store that somebody holds who is no server: another command, most likely, or a server that is
+/// opening it.
+const HELD_PATIENCE: Duration = Duration::from_secs(6);
+const _: () = assert!(HELD_PATIENCE.as_secs() > TAKE_OVER_TIME.as_secs());
 const HELD_POLL: Duration = Duration::from_millis(20);
 
 /// An open or a served store.

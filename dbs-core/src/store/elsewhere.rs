@@ -31,6 +31,8 @@ const FILE_PATIENCE: Duration = Duration::from_nanos(2 * TRUST_NS);
 /// The same of a device, and then again until the other must have noticed: longer than a second, after which a
 /// server has committed what it has, and has looked.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long opening a device that another boot left open takes at least: the store is held meanwhile, and nobody serves it yet.
+pub const TAKE_OVER_TIME: Duration = Duration::from_secs(2 * PATIENCE.as_secs());
 /// How often a store on a device is looked at while there is nothing to commit: each time that a server does its
 /// housekeeping, which is once a second.
 const IDLE_NS: u64 = 900_000_000;
