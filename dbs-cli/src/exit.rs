@@ -24,6 +24,8 @@ const BUSY: u8 = 11;
 const NO_SPACE: u8 = 12;
 /// The name is taken.
 const EXISTS: u8 = 13;
+/// Another machine writes the store, too. Units of systemd do not start what ended so again.
+const ELSEWHERE: u8 = 14;
 /// The user or a signal stopped it.
 pub const INTERRUPTED: u8 = 130;
 
@@ -38,6 +40,7 @@ pub const HELP: &str = "Exit codes:
   11   busy: in use, open or protected
   12   no space left
   13   the name is taken: such a volume, snapshot or file exists already
+  14   another machine writes the store, too
   130  interrupted";
 
 /// The exit code for an error.
@@ -49,6 +52,7 @@ fn code(kind: ErrorKind) -> u8 {
         ErrorKind::Busy => BUSY,
         ErrorKind::NoSpace => NO_SPACE,
         ErrorKind::Exists => EXISTS,
+        ErrorKind::Elsewhere => ELSEWHERE,
         ErrorKind::Interrupted => INTERRUPTED,
         _ => FAILED,
     }
@@ -63,6 +67,7 @@ pub fn kind(code: i32) -> ErrorKind {
         Ok(BUSY) => ErrorKind::Busy,
         Ok(NO_SPACE) => ErrorKind::NoSpace,
         Ok(EXISTS) => ErrorKind::Exists,
+        Ok(ELSEWHERE) => ErrorKind::Elsewhere,
         Ok(INTERRUPTED) => ErrorKind::Interrupted,
         _ => ErrorKind::Io,
     }
@@ -106,16 +111,29 @@ mod tests {
 
     #[test]
     fn codes_and_kinds_agree() {
-        for number in [FAILED, USAGE, CORRUPT, NOT_FOUND, BUSY, NO_SPACE, EXISTS, INTERRUPTED] {
+        for number in
+            [FAILED, USAGE, CORRUPT, NOT_FOUND, BUSY, NO_SPACE, EXISTS, ELSEWHERE, INTERRUPTED]
+        {
             assert_eq!(code(kind(number.into())), number);
+        }
+    }
+
+    /// Started again, one of two machines that write a store would have it as soon as the other pauses.
+    #[test]
+    fn units_do_not_start_again_what_was_refused_for_another_machine() {
+        for unit in [
+            include_str!("../../contrib/dbs@.service"),
+            include_str!("../../contrib/longhorn@.service"),
+        ] {
+            let line = format!("RestartPreventExitStatus={ELSEWHERE}");
+            assert!(unit.lines().any(|found| found == line), "{line}");
         }
     }
 
     #[test]
     fn every_code_is_documented() {
-        for code in
-            [FAILED, USAGE, FINDINGS, CORRUPT, NOT_FOUND, BUSY, NO_SPACE, EXISTS, INTERRUPTED]
-        {
+        let codes = [FAILED, USAGE, FINDINGS, CORRUPT, NOT_FOUND, BUSY, NO_SPACE, EXISTS];
+        for code in codes.into_iter().chain([ELSEWHERE, INTERRUPTED]) {
             assert!(HELP.contains(&format!("\n  {code} ")), "{code}");
         }
     }

@@ -32,6 +32,9 @@ pub enum ErrorKind {
     Unsupported,
     /// The user or a signal stopped it.
     Interrupted,
+    /// Another machine writes the store, too. Trying again does not help while it does, and destroys what it wrote once
+    /// it pauses.
+    Elsewhere,
 }
 
 impl ErrorKind {
@@ -51,6 +54,7 @@ impl ErrorKind {
             Self::Poisoned => "poisoned",
             Self::Unsupported => "unsupported",
             Self::Interrupted => "interrupted",
+            Self::Elsewhere => "elsewhere",
         }
     }
 
@@ -69,6 +73,7 @@ impl ErrorKind {
             Self::Poisoned,
             Self::Unsupported,
             Self::Interrupted,
+            Self::Elsewhere,
         ]
         .into_iter()
         .find(|kind| kind.name() == name)

@@ -127,6 +127,9 @@ impl Diagnosis {
             ErrorKind::Busy => {
                 "end the process that has it, or serve the store with `dbs serve`, which commands ask"
             }
+            ErrorKind::Elsewhere => {
+                "end what writes it there (docs/damage.md), or let it close the store"
+            }
             ErrorKind::Unsupported => "use the version of `dbs` that made it, or a newer one",
             _ => "see the message; the store was not changed",
         };

@@ -203,7 +203,7 @@ impl Inner {
     /// Whether that one is to be given time to notice this session ([`Inner::let_notice`]).
     ///
     /// # Errors
-    /// `Busy`.
+    /// `Elsewhere`.
     pub(super) fn watch_elsewhere(&self, last: Option<&LastSession>) -> Result<bool> {
         if !self.storage.may_be_shared() {
             return Ok(false);
@@ -217,7 +217,10 @@ impl Inner {
             self.env.pause(if is_device { PATIENCE } else { FILE_PATIENCE });
         }
         let looked = self.look_now(self.env.now_ns(), |seen| &mut seen.at_commits);
-        looked.map_err(|sign| Error::busy(format!("{}. {WAY_OUT_OPENING}", self.tell(&sign))))?;
+        looked.map_err(|sign| {
+            let text = format!("{}. {WAY_OUT_OPENING}", self.tell(&sign));
+            Error::new(ErrorKind::Elsewhere, text)
+        })?;
         Ok(elsewhere && is_device)
     }
 
@@ -396,10 +399,12 @@ fn sign_in_superblock(block: &[u8], known: &Superblock) -> Option<Sign> {
 
 /// What is said of it to who opens the store.
 pub(super) fn opening(error: Error) -> Error {
-    if error.kind() == ErrorKind::Poisoned { Error::busy(error.to_string()) } else { error }
+    let text = error.to_string();
+    if is_written_elsewhere(&text) { Error::new(ErrorKind::Elsewhere, text) } else { error }
 }
 
 /// Whether this is why a store takes no more writes: then opening it again is no way out.
-pub(super) fn is_told(why: &str) -> bool {
+#[must_use]
+pub fn is_written_elsewhere(why: &str) -> bool {
     why.starts_with(TOLD)
 }

@@ -50,7 +50,7 @@ pub use crate::io::open::IoDriver;
 pub use crate::meta::relink::Link;
 pub use backing::Backing;
 pub(crate) use bring::is_damage;
-pub use elsewhere::TAKE_OVER_TIME;
+pub use elsewhere::{TAKE_OVER_TIME, is_written_elsewhere};
 pub use expected::Expected;
 pub use flush::{Asked, Flush, StartFlush};
 pub use identity::{is_same_place, parse_uuid, peek_key, peek_place, peek_uuid, uuid_text};
@@ -560,7 +560,7 @@ fn still_named(meta: &Meta, name: &str, held: VolumeId) -> Result<()> {
 }
 
 fn poisoned(why: &str) -> Error {
-    if elsewhere::is_told(why) {
+    if is_written_elsewhere(why) {
         return Error::new(crate::ErrorKind::Poisoned, why);
     }
     let text =

@@ -48,7 +48,7 @@ impl Store {
     ///
     /// # Errors
     /// `NotFound`, `Busy` with the owner's pid, `Corrupt` with region and block, `Invalid` for options
-    /// that cannot be.
+    /// that cannot be, `Elsewhere` if another machine writes it.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
         options.check_checksum_cache()?;
         let opened = drivers::open_storage(path, options.read_only, options.driver)?;

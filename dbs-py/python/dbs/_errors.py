@@ -94,11 +94,17 @@ class Interrupted(Error, InterruptedError):
     kind, _code = "interrupted", _errno.EINTR
 
 
+class Elsewhere(Error, OSError):
+    """Another machine writes the store, too: do not try again before that has ended (``EBUSY``)."""
+
+    kind, _code = "elsewhere", _errno.EBUSY
+
+
 _CLASSES: Final[dict[str, type[Error]]] = {
     cls.kind: cls
     for cls in (
         NotFound, Exists, Busy, NoSpace, Corrupt, ReadOnly, Invalid, Closed, IoFailed, Poisoned,
-        Unsupported, Interrupted,
+        Unsupported, Interrupted, Elsewhere,
     )
 }  # fmt: skip
 

@@ -32,10 +32,15 @@ use std::process::ExitCode;
 /// Commands of upstream that there are none of here.
 const MISSING_COMMANDS: [&str; 2] = ["export-volume", "export"];
 
+/// How `serve` ends if another machine writes its store, too: as `dbs` does. It is not to be started again.
+const EXIT_ELSEWHERE: u8 = 14;
+
 /// Why a command did not do what it should.
 enum Failed {
     /// A process that serves, with its last line of log.
     Serving(String),
+    /// A server whose store another machine writes, too.
+    Elsewhere(String),
     /// A controller, whose exit code tells why.
     Controlling(process::Failed),
     /// A command, with upstream's.
@@ -46,6 +51,7 @@ impl Failed {
     fn exit_code(&self) -> ExitCode {
         let code = match self {
             Self::Controlling(failed) => u8::try_from(failed.exit_code()).unwrap_or(1),
+            Self::Elsewhere(_) => EXIT_ELSEWHERE,
             _ => 1,
         };
         ExitCode::from(code)
@@ -53,7 +59,7 @@ impl Failed {
 
     fn report(&self) {
         match self {
-            Self::Serving(text) => log::error("failed", &[("error", text)]),
+            Self::Serving(text) | Self::Elsewhere(text) => log::error("failed", &[("error", text)]),
             Self::Controlling(failed) => log::error("failed", &[("error", failed)]),
             Self::Command(failure) => failure.report(),
         }
@@ -61,7 +67,7 @@ impl Failed {
 }
 
 /// Runs the command line and says how it ended: 0, or 1 as upstream has it for all errors but one:
-/// a controller without a good replica ends with 61.
+/// a controller without a good replica ends with 61. `serve`, which is not upstream's, has one of its own.
 #[must_use]
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let (cli, variables) = match environment::parse(golang::double_dashes(args)) {
@@ -112,7 +118,10 @@ fn run(cli: Cli, variables: &[(String, String)]) -> Result<(), Failed> {
         Command::ReplicaExport(args) => {
             moves::run_export(&args, &globals.volume_name).map_err(Failed::Command)
         }
-        Command::Serve(args) => serve::serve(&args).map_err(serving),
+        Command::Serve(args) => serve::serve(&args).map_err(|e| match e.kind() {
+            dbs_core::ErrorKind::Elsewhere => Failed::Elsewhere(e.to_string()),
+            _ => serving(e),
+        }),
         Command::Version(args) => version::run(&args, globals).map_err(Failed::Command),
         Command::Backups(backups) => {
             backup::run(&backups.command, globals).map_err(Failed::Command)

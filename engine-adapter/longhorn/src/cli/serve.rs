@@ -5,6 +5,7 @@ use super::replica::{data_options, runtime_dir};
 use super::replica_args::{OURS, Size, ThreadArgs, checksum_cache};
 use clap::Args;
 use dbs_control::Access;
+use dbs_core::store::is_written_elsewhere;
 use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store};
 use dbs_frontend::tls::TlsConfig;
 use dbs_frontend::{Listen, ListenAddress};
@@ -119,7 +120,11 @@ fn wait(signals: &mpsc::Receiver<i32>, serving: &Serving) -> Result<()> {
             Err(RecvTimeoutError::Timeout) => {
                 if let Some(why) = serving.failure() {
                     log::error("stopping", &[("error", &why)]);
-                    return Err(Error::new(ErrorKind::Poisoned, why));
+                    let kind = match is_written_elsewhere(why) {
+                        true => ErrorKind::Elsewhere,
+                        false => ErrorKind::Poisoned,
+                    };
+                    return Err(Error::new(kind, why));
                 }
             }
             // An error: the thread that watches for signals is gone, and nothing else ends this.
