@@ -241,8 +241,8 @@ impl Store {
             sums.set_read_only(read_only);
         }
         if !read_only {
-            inner.fill_holes();
             let waited = inner.watch_elsewhere(last_session.as_ref())?;
+            inner.fill_holes();
             let begun = inner.begin_session(tail.memory, &damaged, &unread, waited);
             begun.map_err(opening)?;
         }

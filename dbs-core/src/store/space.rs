@@ -158,8 +158,11 @@ impl Inner {
         });
         let ranges = std::iter::once((journal.offset, journal.length)).chain(regions);
         for (at, bytes) in ranges {
-            // A full file system may say so of what is reserved, too; and what is written may be what gives space back.
-            let _without_it = self.storage.allocate(at, bytes);
+            // A full file system may say so of what is reserved, too, after a long search for space; and what is written
+            // may be what gives space back.
+            if self.storage.allocate(at, bytes).is_err() {
+                break;
+            }
         }
     }
 

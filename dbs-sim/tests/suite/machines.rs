@@ -30,6 +30,9 @@ struct Machine {
     /// How long a look takes, and whether the superblock cannot be read.
     takes: AtomicU64,
     is_bad: AtomicBool,
+    /// Whether there is no space for what is allocated, and how often it was to be.
+    is_full: AtomicBool,
+    allocations: AtomicU64,
     changes: AtomicU64,
     pauses: AtomicU64,
     /// Before the next write of a group.
@@ -63,6 +66,8 @@ impl Machine {
             looks: AtomicU64::new(0),
             takes: AtomicU64::new(0),
             is_bad: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
+            allocations: AtomicU64::new(0),
             changes: AtomicU64::new(0),
             pauses: AtomicU64::new(0),
             at_group: Mutex::default(),
@@ -131,6 +136,10 @@ impl Storage for Machine {
 
     fn allocate(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
         self.call(false);
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+        if self.is_full.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         self.disk.allocate(offset, len_bytes)
     }
 
@@ -355,6 +364,22 @@ fn a_look_that_fails_while_idle_is_not_what_a_commit_goes_by() {
     assert_eq!(pair.one.looks(), looks + 2);
     put(&pair.first, 1, 1).unwrap();
     assert_eq!(pair.one.looks(), looks + 3);
+}
+
+/// Found by review: who was refused, and told that nothing was changed, had reserved space; and a full file system was
+/// asked for each region.
+#[test]
+fn space_is_reserved_by_who_has_the_store_and_not_insisted_on() {
+    let pair = Pair::new(false);
+    let first = pair.first.clone();
+    let work = move || put(&first, 1, 1).unwrap();
+    *pair.other.in_pause.lock().unwrap() = Some((1, Box::new(work)));
+    assert!(pair.other.open().is_err());
+    let allocations = || pair.other.allocations.load(Ordering::Relaxed);
+    assert_eq!(allocations(), 0);
+    pair.other.is_full.store(true, Ordering::Relaxed);
+    pair.other.open().unwrap();
+    assert_eq!(allocations(), 1);
 }
 
 /// As with one boot's two containers, if both could get at a file without each other's locks: nobody waits.
