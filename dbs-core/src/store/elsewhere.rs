@@ -286,6 +286,8 @@ impl Inner {
     fn tell(&self, sign: &Sign) -> String {
         let here = self.meta().boot;
         let whose = match sign.boot {
+            // Not known.
+            Some(boot) if boot == [0; 16] => String::new(),
             Some(boot) if boot == here => " of this machine, perhaps in a container".to_owned(),
             Some(boot) => format!(" of the machine whose boot id is {}", uuid_text(&boot)),
             None => String::new(),
@@ -344,7 +346,8 @@ impl Inner {
         let meta = self.meta();
         let (ring, store) = (meta.geometry.region(RegionKind::Journal), meta.uuid);
         let seen = self.looks.seen();
-        // A crash may have left parts of the group that the session's first one has replaced, and of none later.
+        // A crash may have left parts of the group that the session's first one has replaced, and of none later: who opens
+        // a store refuses a journal with any block of a sequence two above the newest group (`meta/load/journal.rs`).
         let least = seen.before + if seen.own.is_some() { 2 } else { 1 };
         // Over an own group it has left nothing.
         let own = [seen.own, seen.first, seen.unproven].into_iter().flatten();
