@@ -327,7 +327,7 @@ impl<D: Disk> DiskVolume<D> {
     /// The disk has ended.
     fn forget(&self, volume: &str) {
         self.ledger.end();
-        // If it stays, no ledger has its mark.
+        // If it stays, no ledger has its mark, or this process knows that it has ended.
         let _ = fs::remove_file(self.file(volume));
     }
 }
