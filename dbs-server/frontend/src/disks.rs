@@ -77,6 +77,8 @@ pub struct Opened {
     pub read_only: bool,
     /// Whether each 4 KiB are known to be written whole or not at all.
     pub whole_blocks: bool,
+    /// Whether what was given up reads as zeros until it is written.
+    pub zeroes_freed: bool,
     /// Its uuid.
     pub uuid: String,
     /// A server before lost what it had acknowledged, which its user is to be told.
@@ -237,6 +239,7 @@ impl Disks for StoreDisks {
             lost: lock(&self.lost).entry(uuid.clone()).or_insert_with(has_lost).clone(),
             read_only: read_only || volume.read_only(),
             whole_blocks: self.store.writes_whole_blocks(),
+            zeroes_freed: true,
             disk: Disk::Stored(volume),
             uuid,
         })
@@ -293,7 +296,9 @@ impl Disks for OneDisk {
         let (disk, uuid) = (Disk::Carried(carried), self.subject.uuid.clone());
         // What a controller loses is in the list of complete replicas.
         let lost = Arc::default();
-        Ok(Opened { disk, read_only: false, whole_blocks: false, uuid, lost })
+        // Upstream's replica may show what an older snapshot has there, once it was started again.
+        let zeroes_freed = false;
+        Ok(Opened { disk, read_only: false, whole_blocks: false, zeroes_freed, uuid, lost })
     }
 }
 

@@ -205,6 +205,15 @@ impl Guest {
         Ok(noted)
     }
 
+    /// Has the notes say no more of which disk they are.
+    ///
+    /// # Errors
+    /// There are no notes, or they cannot be written.
+    pub fn forget_disk(&self) -> io::Result<()> {
+        let (inflight, file) = self.inflight.as_ref().ok_or_else(|| other("no notes"))?;
+        file.write_all_at(&[0; 64], inflight.mmap_size - 64)
+    }
+
     /// Where the notes of a queue begin, and of how many places they are.
     fn notes(&self, index: u64) -> io::Result<(u64, u16, &File)> {
         let (inflight, file) = self.inflight.as_ref().ok_or_else(|| other("no notes"))?;

@@ -114,8 +114,8 @@ fn identify(controller: &Controller, command: &Command) -> Result<Reply, Status>
             return Err(Status::INVALID_NAMESPACE);
         }
         (0, Some(disk)) => {
-            let Opened { disk, read_only, whole_blocks, .. } = &disk.opened;
-            identify::namespace(disk.size(), *read_only, *whole_blocks)
+            let Opened { disk, read_only, whole_blocks, zeroes_freed, .. } = &disk.opened;
+            identify::namespace(disk.size(), *read_only, *whole_blocks, *zeroes_freed)
         }
         (3, Some(disk)) => identify::descriptors(&disk.opened.uuid),
         (2, Some(_)) if namespace < 0xffff_fffe => identify::namespaces(namespace),

@@ -91,8 +91,9 @@ pub fn controller(described: &Described<'_>) -> Vec<u8> {
 }
 
 /// The data structure of a namespace of so many bytes. Only if `whole`, it promises that each 4 KiB are written whole or
-/// not at all, also when the power fails: databases rely on it.
-pub fn namespace(size: u64, read_only: bool, whole: bool) -> Vec<u8> {
+/// not at all, also when the power fails: databases rely on it. Only if `zeroes_freed`, blocks that were given up are
+/// said to be zeros: some hosts clear a disk by that.
+pub fn namespace(size: u64, read_only: bool, whole: bool, zeroes_freed: bool) -> Vec<u8> {
     let mut data = vec![0; IDENTIFY_BYTES];
     let blocks = (size / BLOCK_BYTES).to_le_bytes();
     put(&mut data, 0, &blocks);
@@ -100,8 +101,8 @@ pub fn namespace(size: u64, read_only: bool, whole: bool) -> Vec<u8> {
     put(&mut data, 16, &blocks);
     // What is best to write is told, and maybe what is atomic.
     data[24] = 1 << 4 | u8::from(whole) << 1;
-    // Given up, blocks are zeros; zeros can be written by giving blocks up.
-    data[33] = 0x01 | 1 << 3;
+    // What blocks read as that are given up, if that is known; zeros can be written by giving blocks up.
+    data[33] = u8::from(zeroes_freed) | 1 << 3;
     // The best to write and to give up, and where those begin: a block of 4 KiB.
     for at in [64, 66, 68, 70, 72] {
         put(&mut data, at, &WHOLE_BLOCKS.to_le_bytes());
@@ -240,7 +241,7 @@ mod tests {
     fn only_what_the_device_does_is_promised_to_be_atomic() {
         let u16_at = |data: &[u8], at: usize| u16::from_le_bytes([data[at], data[at + 1]]);
         for (whole, features, blocks) in [(true, 0x12, 7), (false, 0x10, 0)] {
-            let data = namespace(1 << 20, false, whole);
+            let data = namespace(1 << 20, false, whole, true);
             assert_eq!(data[24], features);
             for at in [34, 36, 38, 40, 42, 44] {
                 let expected = if matches!(at, 38 | 42) { 0 } else { blocks };

@@ -87,15 +87,23 @@ impl Client {
     /// It is to be told of changes here.
     pub fn listens(&self, channel: Option<UnixStream>) {
         *lock(&self.channel) = channel;
+        self.follow();
+    }
+
+    /// Its guest was there before this connection, and knows a size that is not known here.
+    pub fn comes_again(&self) {
+        self.size.store(u64::MAX, Ordering::Relaxed);
+        self.follow();
     }
 
     /// Tells it of the size of its disk if that has changed.
     pub fn follow(&self) {
         let size = self.opened.disk.size();
-        if self.size.swap(size, Ordering::Relaxed) != size
-            && let Some(channel) = &*lock(&self.channel)
+        // Who does not listen yet is told when it does.
+        if let Some(channel) = &*lock(&self.channel)
+            && self.size.swap(size, Ordering::Relaxed) != size
         {
-            // Who does not listen there learns of it when it connects again.
+            // Who does not read it learns of it when it connects again.
             let _ = config_changed(channel);
         }
     }

@@ -7,7 +7,7 @@ use super::memory::{Memory, REGIONS_MAX, Region, map_shared};
 use super::message::{Message, Payload, invalid, receive, reply, request};
 use super::queue::{self, Start};
 use super::ring::{Broken, Places, Ring, SIZE_MAX};
-use dbs_frontend::{Engine, Post, User};
+use dbs_frontend::{Disk, Engine, Post, User};
 use dbs_service::log;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -315,10 +315,18 @@ impl Session {
         }
         let memory = map_shared(file, offset, size)?;
         // The socket is found by a name, which may be that of another volume by now.
-        if let Some(other) =
-            inflight::owner(&memory, size).filter(|it| *it != self.client.opened.uuid)
-        {
-            return Err(io::Error::other(OtherVolume(other)));
+        match inflight::owner(&memory, size) {
+            Some(other) if other != self.client.opened.uuid => {
+                return Err(io::Error::other(OtherVolume(other)));
+            }
+            // Older servers of a store noted no uuid; those of a carried volume always have.
+            None if matches!(self.client.opened.disk, Disk::Carried(_)) => {
+                return Err(invalid("nobody has noted of which volume its requests under way are"));
+            }
+            _ => {}
+        }
+        if self.inflight.is_none() {
+            self.client.comes_again();
         }
         self.inflight = Some((Arc::new(memory), queues, places));
         Ok(())

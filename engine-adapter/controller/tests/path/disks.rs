@@ -134,6 +134,31 @@ fn a_machine_sees_a_new_size_and_has_the_volume_alone() {
     ok(&mut next.queues[0], &Request::write(0, vec![1; 4096]));
 }
 
+#[test]
+fn a_machine_that_comes_again_is_told_of_the_size() {
+    let (volume, _replicas) = volume(options(1), 1);
+    let first = serve(&volume, UUID);
+    let mut guest = Guest::connect(&socket(&volume), &Options::default()).unwrap();
+    assert_eq!(guest.size().unwrap(), SIZE);
+    drop(first);
+    // Before anybody could tell it.
+    volume.path.resize(SIZE / 2);
+    let _next = serve(&volume, UUID);
+    guest.reconnect(&socket(&volume)).unwrap();
+    assert_eq!(guest.change(PATIENCE).unwrap(), 2, "the configuration has changed");
+    assert_eq!(guest.size().unwrap(), SIZE / 2);
+}
+
+#[test]
+fn notes_of_an_unknown_disk_are_refused() {
+    let (volume, _replicas) = volume(options(1), 1);
+    let _frontend = serve(&volume, UUID);
+    let mut guest = Guest::connect(&socket(&volume), &Options::default()).unwrap();
+    guest.reconnect(&socket(&volume)).unwrap();
+    guest.forget_disk().unwrap();
+    assert!(guest.reconnect(&socket(&volume)).is_err());
+}
+
 /// As a controller leaves them that was killed: noted, and not answered.
 #[test]
 fn what_was_under_way_is_carried_out_on_the_same_disk_alone() {
@@ -259,6 +284,8 @@ fn what_a_host_writes_is_on_all_replicas() {
         for replica in &replicas {
             assert!(content(replica) == image);
         }
+        let data = host.admin.run(&Command::identify(0, 1)).ok().data;
+        assert_eq!(data[33], 1 << 3, "nothing is said of blocks that were given up");
         // It leaves in good order.
         host.admin.run(&Command::property_set(0x14, 0x0046_4001)).ok();
     }

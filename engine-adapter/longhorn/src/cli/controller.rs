@@ -190,8 +190,9 @@ pub struct OurControllerArgs {
     /// directory than that of --tls-dir, whose certificates also give access to replicas
     #[arg(long, value_name = "DIRECTORY")]
     pub nbd_tls_dir: Option<PathBuf>,
-    /// Address on loopback on which the frontend `nvme-tcp` listens: tcp:PORT; can be repeated [default: any
-    /// free port, which the volume's next controller on this machine takes again]
+    /// Address on loopback on which the frontend `nvme-tcp` listens: tcp:PORT, which should be below 1024, as
+    /// any user may take another one while the controller is down; can be repeated [default: tcp:0, a free
+    /// port, which the volume's next controller on this machine takes again]
     #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
     pub nvme_listen: Vec<Listen>,
     /// Directory of the frontend's socket. Its subdirectory `longhorn` holds what the next controller

@@ -3,8 +3,13 @@
 //!
 //! A virtual machine comes again with the requests that were not answered, and so does a host. Both know the disk by its
 //! uuid. A file says which that is, another one which replicas may go on with it ([`Ledger`]). If the replicas may lack
-//! what was acknowledged, or somebody else has used the volume meanwhile, the disk gets another uuid: who knows the one
-//! before is refused, and sees errors in place of old data. An end in good order is the end of the disk, too.
+//! what was acknowledged, or another controller or frontend has used the volume meanwhile, the disk gets another uuid: who
+//! knows the one before is refused, and sees no old data. A host is told that there is no such subsystem; the hypervisor
+//! of a machine tries again for ever, and the machine waits until it is shut down. An end in good order is the end of the
+//! disk, too.
+//!
+//! Who used the disk *on this frontend* is not known to the next controller: if another machine or host was faster
+//! than the one that comes again, both have the same uuid.
 
 use super::device::{began, hang_up, has_ended, is_running};
 use super::ledger::{Ledger, write_durably};
@@ -16,15 +21,22 @@ use longhorn_controller::frontend::{NvmeFrontend, VhostFrontend};
 use longhorn_controller::path::Path;
 use longhorn_controller::volume::{Frontend, Offer};
 use serde::{Deserialize, Serialize};
+use std::error::Error as _;
 use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The names of the frontends.
 pub(super) const VHOST_USER: &str = "vhost-user";
 pub(super) const NVME_TCP: &str = "nvme-tcp";
+
+/// How long a port that something else has is waited for, and how often it is looked at.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What the next controller must know of a disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +55,14 @@ impl Record {
         let digits: String = self.uuid.chars().filter(char::is_ascii_hexdigit).take(16).collect();
         u64::from_str_radix(&digits, 16).unwrap_or(0)
     }
+}
+
+/// What a controller of the volume has left behind.
+enum Left {
+    /// A disk that goes on.
+    Same(Record),
+    /// None, or one that does not go on. Its hosts are told so on the port that they know, if there are any.
+    Other(u16),
 }
 
 /// A disk of either kind.
@@ -80,21 +100,28 @@ impl Disk for VhostFrontend {
 impl Disk for NvmeFrontend {
     const KIND: &'static str = NVME_TCP;
 
-    /// On the port that hosts know, if none is asked for.
+    /// On the port that hosts know, if none is asked for: on no other, as who listens there is the disk for them.
     fn start(of: &DiskVolume<Self>, volume: &str, record: &mut Record) -> Result<Self> {
-        let start = |listen: &[Listen]| Self::start(&of.path, volume, &record.uuid, listen);
-        let own = |port| [Listen::Tcp("127.0.0.1".to_owned(), port)];
-        let started = match (&of.listen[..], record.port) {
-            ([], 0) => start(&own(0)),
-            ([], port) => start(&own(port)).or_else(|error| {
-                let what = "its hosts know another port than it has from now on";
+        let mut listen = of.listen.clone();
+        if listen.is_empty() {
+            listen.push(Listen::Tcp("127.0.0.1".to_owned(), 0));
+        }
+        if let [Listen::Tcp(_, port @ 0)] = &mut listen[..] {
+            *port = record.port;
+        }
+        let mut told = false;
+        let started = while_taken(PATIENCE, || {
+            let started = Self::start(&of.path, volume, &record.uuid, &listen);
+            if let Err(error) = &started
+                && is_taken(error)
+                && !std::mem::replace(&mut told, true)
+            {
                 let fields: [(&str, &dyn Display); 3] =
-                    [("volume", &volume), ("error", &error), ("what", &what)];
+                    [("volume", &volume), ("error", error), ("what", &"trying again for a while")];
                 log::warn("nvme", &fields);
-                start(&own(0))
-            }),
-            (asked, _) => start(asked),
-        }?;
+            }
+            started
+        })?;
         if let Some(Listen::Tcp(_, port)) = started.addresses().first() {
             record.port = *port;
         }
@@ -109,6 +136,25 @@ impl Disk for NvmeFrontend {
 
     fn follow(&self) {
         self.follow();
+    }
+}
+
+/// Whether something else has the address.
+fn is_taken(error: &Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::AddrInUse)
+}
+
+/// Tries again as long as something else has the address, which may be a connection that goes in a moment.
+fn while_taken<T>(patience: Duration, mut what: impl FnMut() -> Result<T>) -> Result<T> {
+    let begun = Instant::now();
+    loop {
+        match what() {
+            Err(error) if is_taken(&error) && begun.elapsed() < patience => {
+                thread::sleep(LOOK_AGAIN);
+            }
+            outcome => return outcome,
+        }
     }
 }
 
@@ -165,8 +211,8 @@ impl<D: Disk + Send> Frontend for DiskVolume<D> {
     fn start(&self, offer: &Offer) -> Result<()> {
         let volume = &offer.volume;
         let (mut record, again) = match self.left_behind(offer)? {
-            Some(record) => (record, true),
-            None => (self.make()?, false),
+            Left::Same(record) => (record, true),
+            Left::Other(port) => (self.make(port)?, false),
         };
         (record.pid, record.began) = (std::process::id(), began(std::process::id()).unwrap_or(0));
         // From here on the next controller finds it, should this one die: before anybody can use it.
@@ -206,17 +252,17 @@ impl<D: Disk> DiskVolume<D> {
     }
 
     /// A disk that nobody knows.
-    fn make(&self) -> Result<Record> {
-        let record = Record { uuid: new_uuid()?, pid: 0, began: 0, port: 0 };
+    fn make(&self, port: u16) -> Result<Record> {
+        let record = Record { uuid: new_uuid()?, pid: 0, began: 0, port };
         self.ledger.begin(record.mark())?;
         Ok(record)
     }
 
     /// The disk that another controller of the volume left behind, or serves and is to hand over, if the replicas hold
     /// all that was acknowledged on it.
-    fn left_behind(&self, offer: &Offer) -> Result<Option<Record>> {
+    fn left_behind(&self, offer: &Offer) -> Result<Left> {
         let volume = &offer.volume;
-        let Some(record) = self.record(volume)? else { return Ok(None) };
+        let Some(record) = self.record(volume)? else { return Ok(Left::Other(0)) };
         if is_running(record.pid, record.began) {
             self.end_older(&record, offer)?;
         }
@@ -225,15 +271,15 @@ impl<D: Disk> DiskVolume<D> {
             self.path.flush();
         }
         match self.ledger.take_over(record.mark(), offer.upgrade) {
-            Ok(()) => Ok(Some(record)),
+            Ok(()) => Ok(Left::Same(record)),
             Err(error) if error.kind() != ErrorKind::Busy => Err(error),
             Err(why) => {
-                let what = "the disk is another one for its users, who see errors: writes that its last controller \
-                            acknowledged may be missing";
+                let what = "the disk is another one, and its users are refused (a virtual machine waits until it is \
+                            shut down): writes that its last controller acknowledged may be missing";
                 let fields: [(&str, &dyn Display); 4] =
                     [("volume", volume), ("uuid", &record.uuid), ("error", &why), ("what", &what)];
                 log::error("not-taken-over", &fields);
-                Ok(None)
+                Ok(Left::Other(record.port))
             }
         }
     }
@@ -281,7 +327,7 @@ impl<D: Disk> DiskVolume<D> {
     /// The disk has ended.
     fn forget(&self, volume: &str) {
         self.ledger.end();
-        // If it stays, no ledger has its mark.
+        // If it stays, no ledger has its mark, or this process knows that it has ended.
         let _ = fs::remove_file(self.file(volume));
     }
 }
@@ -304,6 +350,24 @@ fn new_uuid() -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_that_is_taken_is_waited_for_and_nothing_else() {
+        let failed = |kind: io::ErrorKind| Error::io(kind.into(), "starting");
+        let mut outcomes =
+            vec![Ok(1), Err(io::ErrorKind::AddrInUse), Err(io::ErrorKind::AddrInUse)];
+        let outcome = while_taken(Duration::MAX, || outcomes.pop().unwrap().map_err(failed));
+        assert_eq!((outcome.unwrap(), outcomes.len()), (1, 0));
+        let mut asked = 0;
+        let outcome: Result<()> = while_taken(Duration::MAX, || {
+            asked += 1;
+            Err(failed(io::ErrorKind::AddrNotAvailable))
+        });
+        assert!(outcome.is_err() && asked == 1);
+        assert!(
+            while_taken(Duration::ZERO, || Err::<(), _>(failed(io::ErrorKind::AddrInUse))).is_err()
+        );
+    }
 
     #[test]
     fn each_disk_has_a_uuid_and_a_mark_of_its_own() {

@@ -71,6 +71,8 @@ struct State {
     failed: BTreeSet<String>,
     /// The mark of the device that it is kept for.
     mark: Option<u64>,
+    /// That of the last device that this process has ended: the file may have outlived that, but not the device.
+    ended: Option<u64>,
 }
 
 /// The list of one volume.
@@ -210,7 +212,9 @@ impl Ledger {
     /// There is nothing to be taken over, or may not be: the device is gone, or the volume is used in
     /// another way from now on.
     pub fn end(&self) {
-        lock(&self.state).mark = None;
+        let mut state = lock(&self.state);
+        state.ended = state.mark.take().or(state.ended);
+        drop(state);
         if let Err(error) = self.remove() {
             // Its mark is no other device's.
             log::warn("ledger", &[("error", &error)]);
@@ -241,6 +245,9 @@ impl Ledger {
         let listed: Listed = serde_json::from_slice(&text).map_err(|e| refused(e.to_string()))?;
         if listed.mark != mark {
             return Err(refused("it belongs to another device".to_owned()));
+        }
+        if state.ended == Some(mark) {
+            return Err(refused("the device has ended".to_owned()));
         }
         // An older version knew no identities.
         let by_identity = listed.complete.iter().any(|name| name.starts_with(IDENTITY));

@@ -6,7 +6,7 @@ use crate::support::*;
 use dbs_guest::{Guest, Options, Request};
 use nix::sys::signal::Signal;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -24,29 +24,48 @@ fn info(engine: &Process, field: &str) -> String {
 struct Volume {
     place: Place,
     frontend: &'static str,
+    more: &'static [&'static str],
     replicas: Vec<(Process, String)>,
     engine: Process,
 }
 
 impl Volume {
     fn new(frontend: &'static str) -> Self {
-        let place = Place::new();
-        let (replicas, engine) = Self::start(&place, frontend, &NAMES);
-        Self { place, frontend, replicas, engine }
+        Self::with(frontend, &["--reactors", "2"])
     }
 
-    fn start(place: &Place, frontend: &str, names: &[&str]) -> (Vec<(Process, String)>, Process) {
+    fn with(frontend: &'static str, more: &'static [&'static str]) -> Self {
+        let place = Place::new();
+        let (replicas, engine) = Self::start(&place, frontend, more, &NAMES);
+        Self { place, frontend, more, replicas, engine: engine.ready() }
+    }
+
+    fn start(
+        place: &Place,
+        frontend: &str,
+        more: &[&str],
+        names: &[&str],
+    ) -> (Vec<(Process, String)>, Process) {
         let replicas: Vec<_> = names.iter().map(|name| replica(place, name)).collect();
         let addresses: Vec<&str> = replicas.iter().map(|(_, address)| address.as_str()).collect();
-        let engine = controller_with(place, frontend, &addresses, &["--reactors", "2"]).ready();
+        let engine = controller_with(place, frontend, &addresses, more);
         (replicas, engine)
     }
 
     /// All processes are killed, and those of these replicas and a controller started.
     fn again(&mut self, names: &[&str]) {
+        self.kill();
+        self.start_again(names);
+        self.engine.wait_for("event=ready");
+    }
+
+    fn kill(&mut self) {
         self.engine.kill();
         self.replicas.iter_mut().for_each(|(replica, _)| replica.kill());
-        (self.replicas, self.engine) = Self::start(&self.place, self.frontend, names);
+    }
+
+    fn start_again(&mut self, names: &[&str]) {
+        (self.replicas, self.engine) = Self::start(&self.place, self.frontend, self.more, names);
     }
 
     fn socket(&self) -> PathBuf {
@@ -137,6 +156,7 @@ fn a_machine_goes_on_after_its_controller_was_killed() {
         volume.again(&NAMES);
         assert!(volume.engine.log().contains("event=taken_over"), "{}", volume.engine.log());
         guest.reconnect(&socket).unwrap();
+        assert_eq!(guest.change(TIMEOUT).unwrap(), 2, "it may have another size by now");
         finish(&mut guest);
         check(&mut guest, 10 * version + 1);
         assert_eq!(modes(&volume.engine), ["RW"; 3]);
@@ -255,10 +275,40 @@ fn a_newer_controller_takes_over_what_is_used() {
     }
 }
 
-fn host(endpoint: &str) -> Host {
+/// The address and the subsystem of an endpoint.
+fn parts(endpoint: &str) -> (SocketAddr, &str) {
     let (address, subsystem) = endpoint.strip_prefix("nvmf://").unwrap().split_once('/').unwrap();
-    let address: SocketAddr = address.parse().unwrap();
+    (address.parse().unwrap(), subsystem)
+}
+
+fn host(endpoint: &str) -> Host {
+    let (address, subsystem) = parts(endpoint);
     Host::with(address, HostOptions::default(), subsystem, 1)
+}
+
+/// Who listens on its port is the disk for a host, which tries for long: a disk on another port would leave it to that.
+#[test]
+fn a_disk_does_not_move_to_another_port_than_its_hosts_know() {
+    let mut volume = Volume::with("nvme-tcp", &["--nvme-listen", "tcp:0"]);
+    let endpoint = info(&volume.engine, "endpoint");
+    let files = volume.files();
+    volume.kill();
+    let mut taken = None;
+    eventually("the port is taken", || {
+        taken = TcpListener::bind(parts(&endpoint).0).ok();
+        taken.is_some()
+    });
+    volume.start_again(&NAMES);
+    assert_eq!(volume.engine.wait().code(), Some(1), "{}", volume.engine.log());
+    assert!(volume.engine.log().contains("Address already in use"), "{}", volume.engine.log());
+    assert_eq!(volume.files(), files, "its hosts wait on");
+    drop(taken);
+    volume.replicas.iter_mut().for_each(|(replica, _)| replica.kill());
+    volume.start_again(&NAMES);
+    volume.engine.wait_for("event=ready");
+    assert!(volume.engine.log().contains("event=taken_over"), "{}", volume.engine.log());
+    assert_eq!(info(&volume.engine, "endpoint"), endpoint);
+    volume.engine.stop();
 }
 
 #[test]
@@ -295,7 +345,11 @@ fn a_host_goes_on_after_its_controller_was_killed() {
     volume.again(&["c"]);
     volume.engine.wait_for("event=not-taken-over");
     let other = info(&volume.engine, "endpoint");
-    assert_ne!(other.rsplit('/').next(), endpoint.rsplit('/').next(), "another subsystem");
+    let ((address, subsystem), (port, other)) = (parts(&endpoint), parts(&other));
+    assert!(other != subsystem && port == address, "{other} on {port}");
+    // So it is told, and asks for it no more.
+    let refused = Host::admin(address, HostOptions::default(), subsystem).err().unwrap();
+    assert_eq!((refused.status, refused.no_retry), (0x182, true));
     volume.engine.stop();
 }
 

@@ -55,6 +55,25 @@ fn who_was_complete_to_the_end_may_go_on() {
     assert!(ledger(&file, &[C]).check(MARK, false).is_err());
 }
 
+/// The volume may have been reverted since.
+#[test]
+fn a_device_that_has_ended_does_not_go_on_though_its_list_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("list");
+    let kept = ledger(&file, &[A]);
+    kept.begin(MARK).unwrap();
+    let stays = fs::read(&file).unwrap();
+    kept.check(MARK, false).unwrap();
+    kept.end();
+    // As if it could not be removed.
+    fs::write(&file, stays).unwrap();
+    let refused = kept.take_over(MARK, false).unwrap_err().to_string();
+    assert!(refused.contains("the device has ended"), "{refused}");
+    // The next device is another one.
+    kept.begin(MARK + 1).unwrap();
+    kept.check(MARK + 1, false).unwrap();
+}
+
 #[test]
 fn a_rebuilt_replica_comes_in_and_a_removed_one_never_does() {
     let dir = tempfile::tempdir().unwrap();
