@@ -43,6 +43,8 @@ pub(super) struct Pending {
     pub(super) cloning: bool,
     /// How far a rebuild is since it began, or since the replica was opened.
     filling: Filling,
+    /// What each snapshot lies on, as whoever sent its content or its description has it.
+    parents: BTreeMap<String, BTreeSet<Option<String>>>,
 }
 
 /// How far a rebuild is.
@@ -70,6 +72,26 @@ impl Pending {
         if let Some(head) = self.head.take() {
             self.frozen = Some((snapshot.to_owned(), head));
         }
+    }
+
+    /// Notes what somebody who has sent something of a snapshot has below it.
+    fn lies_on(&mut self, snapshot: &str, meta: &DiskMeta) {
+        self.parents.entry(snapshot.to_owned()).or_default().insert(parent_of(meta));
+    }
+
+    /// Refuses content and descriptions that do not belong together: of two replicas one has merged a snapshot
+    /// into the next, and the other has not.
+    fn check_parents(&self) -> Result<()> {
+        let odd = self.parents.iter().find(|(_, parents)| parents.len() > 1);
+        let Some((name, parents)) = odd else { return Ok(()) };
+        let named = |parent: &Option<String>| parent.clone().unwrap_or_else(|| "nothing".to_owned());
+        let parents: Vec<_> = parents.iter().map(named).collect();
+        Err(Error::invalid(format!(
+            "{} came in from replicas that differ in what it lies on ({}): purge the volume's snapshots, and rebuild \
+             the replica again",
+            names::snapshot_disk(name),
+            parents.join(", ")
+        )))
     }
 
     /// The head is gone, and what was to be below it concerns nobody: the new one is where it should be.
@@ -157,6 +179,7 @@ impl Incoming<'_> {
                 log::warn("incoming", &[("volume", volume), ("late", &disk)]);
             }
             None => {
+                pending.lies_on(snapshot_of(disk)?, &meta);
                 pending.snapshots.insert(snapshot_of(disk)?.to_owned(), meta);
             }
         }
@@ -240,8 +263,19 @@ impl Incoming<'_> {
     pub fn begin_fill(&self) -> Fill {
         let begun = Arc::new(());
         let fill = Fill(Arc::downgrade(&begun));
-        self.replica.pending().filling = Filling::Coming(begun);
+        let mut pending = self.replica.pending();
+        pending.filling = Filling::Coming(begun);
+        pending.parents.clear();
         fill
+    }
+
+    /// The content of a disk has come in, from a replica that has this description of it.
+    ///
+    /// # Errors
+    /// `Invalid` for a head.
+    pub fn came_in(&self, disk: &str, meta: &DiskMeta) -> Result<()> {
+        self.replica.pending().lies_on(snapshot_of(disk)?, meta);
+        Ok(())
     }
 
     /// All of it has come in. It is of no use to a rebuild that began later, nor to a replica that was closed.
@@ -313,12 +347,13 @@ impl Replica {
     /// Gives everything that has come in its name and place.
     ///
     /// # Errors
-    /// `NotFound` for a description without its layer or a parent that is not here, those of the
-    /// store.
+    /// `NotFound` for a description without its layer or a parent that is not here, `Invalid` if content and
+    /// descriptions are of replicas whose trees differ, those of the store.
     pub(super) fn show_incoming(&self, store: &Store) -> Result<()> {
         let volume = &self.options.volume;
         let (described, head, frozen) = {
             let pending = self.pending();
+            pending.check_parents()?;
             (pending.snapshots.clone(), pending.head.clone(), pending.frozen.clone())
         };
         if described.is_empty() && head.is_none() && frozen.is_none() {
@@ -355,6 +390,7 @@ impl Replica {
         log::info("incoming", &[("volume", volume), ("snapshots", &count)]);
         let mut pending = self.pending();
         pending.snapshots.clear();
+        pending.parents.clear();
         pending.head = None;
         pending.frozen = None;
         let mut leaving = std::mem::take(&mut pending.leaving);

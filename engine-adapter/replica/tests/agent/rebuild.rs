@@ -373,6 +373,40 @@ fn several_sources_share_the_work_and_a_dead_one_does_no_harm() {
     assert_eq!(target.rebuild_status().from_replica_address_list.len(), 3);
 }
 
+/// Found by review: of two sources one had merged a snapshot into the next, the other not. Content came from one and
+/// description from the other, and what lay in the snapshot was in no layer.
+#[test]
+fn layers_of_sources_whose_trees_differ_are_not_mixed() {
+    let runtime = runtime();
+    let (merged, other) = (Node::new(&runtime), Node::new(&runtime));
+    for node in [&merged, &other] {
+        node.write(0..10, 1);
+        node.snapshot("a");
+        node.write(100..110, 2);
+        node.snapshot("b");
+        node.system_snapshot("now");
+    }
+    let whole = other.content(VOLUME);
+    merged.replica.remove("volume-snap-a.img", false).unwrap();
+    let merging = || merged.store.merging_remaining(VOLUME).unwrap() > 0;
+    while merging() {
+        merged.store.work(64).unwrap();
+    }
+    let files = list(&merged);
+    // Who fetches what is not known before.
+    for _ in 0..6 {
+        let target = Node::new(&runtime);
+        target.system_snapshot("now");
+        prepare(&merged, &target);
+        let from = [merged.address.as_str(), &other.address];
+        let filled = sync(&target, request(&from, files.clone()));
+        if filled.is_ok() && target.replica.reload().is_ok() {
+            assert!(target.content(VOLUME) == whole);
+            assert_eq!(target.snapshots(), merged.snapshots());
+        }
+    }
+}
+
 /// Nothing goes over for what was written there, and the error says where it is.
 #[test]
 fn a_source_that_is_damaged_is_none() {
