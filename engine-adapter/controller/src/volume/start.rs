@@ -202,6 +202,7 @@ impl Controller {
                     id: candidate.id,
                     target: candidate.target.clone(),
                     mode: if refused.is_some() { Mode::Err } else { Mode::Rw },
+                    marked: false,
                 })
                 .collect();
         }

@@ -5,7 +5,7 @@ use crate::replica::Replica;
 use crate::world::{MS, OTHERS, Weather, World, address};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_controller::rules::Mode;
-use longhorn_controller::volume::{Controller, Frontend, Frontends, Offer, Parts};
+use longhorn_controller::volume::{Call, Controller, Frontend, Frontends, Offer, Parts};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -347,10 +347,49 @@ fn rebuilt() -> (Arc<Sim>, Arc<Controller>) {
     controller.start(&[address(0)], SIZE, SIZE).unwrap();
     controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
     controller.prepare_rebuild(&address(1), "").unwrap();
-    sim.world().replicas[1].filled = true;
+    fill(&mut sim.world().replicas[1]);
     controller.verify_rebuild(&address(1), "").unwrap();
     assert_eq!(modes(&controller), [Mode::Rw; 2]);
     (sim, controller)
+}
+
+/// As if all had come in that it lacks.
+fn fill(replica: &mut Replica) {
+    replica.filled = true;
+    replica.stale.clear();
+}
+
+/// Found by review: a call of an earlier rebuild came late, and took the mark away. Names were all that was compared.
+#[test]
+fn a_replica_whose_mark_somebody_took_away_stays_incomplete() {
+    let (sim, controller) = volume(2, 1);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    controller.prepare_rebuild(&address(1), "").unwrap();
+    {
+        let mut world = sim.world();
+        let now = world.now;
+        world.replicas[1].call(&Call::SetRebuilding(false), now).unwrap();
+    }
+    let refused = controller.verify_rebuild(&address(1), "").unwrap_err();
+    assert!(refused.to_string().contains("somebody has taken its mark away"), "{refused}");
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    nothing_violated(&sim);
+}
+
+/// Found by review: any list was taken for all that was to come.
+#[test]
+fn a_replica_that_got_an_old_list_stays_incomplete() {
+    let (sim, controller) = volume(2, 1);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    controller.prepare_rebuild(&address(1), "").unwrap();
+    sim.world().replicas[1].reload();
+    sim.world().replicas[1].filled = true;
+    let refused = controller.verify_rebuild(&address(1), "").unwrap_err();
+    assert!(refused.to_string().contains("did not come in"), "{refused}");
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    fill(&mut sim.world().replicas[1]);
+    controller.verify_rebuild(&address(1), "").unwrap();
+    nothing_violated(&sim);
 }
 
 /// Found by review: only the caller took the mark away, and may have ended before.

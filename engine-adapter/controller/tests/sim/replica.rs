@@ -97,8 +97,12 @@ pub struct Replica {
     pub opening: u64,
     pub staged: Vec<(String, Staged)>,
     pub sync_error: String,
-    /// Whether all came in, and was reloaded, since the rebuild began.
+    /// Whether what somebody sent came in, and was reloaded, since the rebuild began.
     pub filled: bool,
+    /// Layers from before the rebuild began that have not come in since.
+    pub stale: BTreeSet<String>,
+    /// The head is from before that, too.
+    pub head_stale: bool,
     pub syncing: bool,
     /// Requests that are to fail.
     pub failing: u32,
@@ -333,7 +337,10 @@ impl Replica {
         }
         match call {
             Call::Open { .. } if self.open => return Err("replica is already open".to_owned()),
-            Call::Open { .. } => self.open = true,
+            Call::Open { .. } => {
+                self.open = true;
+                self.distrust(true);
+            }
             // It may come late, when somebody else has opened it.
             Call::Close => {
                 self.dirty = false;
@@ -341,7 +348,9 @@ impl Replica {
                 self.blemished = true;
             }
             Call::SetRebuilding(rebuilding) => {
-                self.rebuilding = *rebuilding;
+                let begins = !std::mem::replace(&mut self.rebuilding, *rebuilding);
+                self.distrust(begins || self.head_stale);
+                self.staged.clear();
                 self.filled = false;
             }
             Call::SetCounter(counter) => self.counter = *counter,
@@ -367,6 +376,25 @@ impl Replica {
         if fails { Err("the answer was lost".to_owned()) } else { Ok(self.info()) }
     }
 
+    /// Nothing that a marked replica has is known to be the volume's.
+    fn distrust(&mut self, head: bool) {
+        self.head_stale = self.rebuilding && head;
+        let marked = self.layers.keys().filter(|_| self.rebuilding);
+        self.stale = marked.cloned().collect();
+    }
+
+    /// Why it is not complete.
+    fn unfilled(&self) -> String {
+        let stale = self.stale.iter().find(|disk| self.layers.contains_key(*disk));
+        match (self.filled, stale) {
+            _ if !self.rebuilding => String::new(),
+            (false, _) => "nothing came in".to_owned(),
+            (true, stale) => {
+                stale.map_or_else(String::new, |disk| format!("{disk} did not come in"))
+            }
+        }
+    }
+
     fn refusal(&self, call: &Call) -> String {
         if let Call::Expand(_) = call {
             let code = if self.session.is_multiple_of(2) {
@@ -386,6 +414,9 @@ impl Replica {
         }
         if self.layers.len() >= self.table {
             return Err(format!("failed to create new disk {name}: {FULL_TABLE}"));
+        }
+        if std::mem::take(&mut self.head_stale) {
+            self.stale.insert(disk.clone());
         }
         let layer = std::mem::take(&mut self.head);
         let rotten = std::mem::take(&mut self.rotten).into_iter();
@@ -423,6 +454,7 @@ impl Replica {
     pub fn reload(&mut self) {
         for (disk, staged) in std::mem::take(&mut self.staged) {
             if let Staged::Blocks(_) = staged {
+                self.stale.remove(&disk);
                 self.rotten.retain(|(holder, _)| holder.as_ref() != Some(&disk));
             }
             let layer = self.layers.entry(disk).or_default();
@@ -450,10 +482,7 @@ impl Replica {
             size: (self.sectors() * 512).to_string(),
             sector_size: 512,
             state: self.state().to_owned(),
-            dbs: Some(ptypes::Facts {
-                unfilled: if self.rebuilding && !self.filled { "nothing came in" } else { "" }
-                    .to_owned(),
-            }),
+            dbs: Some(ptypes::Facts { unfilled: self.unfilled() }),
             ..ptypes::Replica::default()
         };
         if !self.open {

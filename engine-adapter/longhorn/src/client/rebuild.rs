@@ -205,7 +205,9 @@ impl Engine {
                 // It shows when it is asked for its layers.
                 Err(_) if nth == 0 => return Ok(vec![address]),
                 Err(e) => log::warn("no-source", &[("replica", &address), ("error", &e)]),
-                Ok(tree) if *wanted.get_or_insert_with(|| tree.clone()) == tree => alike.push(address),
+                Ok(tree) if *wanted.get_or_insert_with(|| tree.clone()) == tree => {
+                    alike.push(address)
+                }
                 Ok(_) => {
                     let why = "its snapshots are not those of the others";
                     log::warn("no-source", &[("replica", &address), ("why", &why)]);

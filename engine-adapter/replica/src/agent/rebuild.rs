@@ -216,11 +216,12 @@ impl Order {
     /// one at another source.
     async fn have_sent_whole(&self, agent: &Address, item: &Item) -> Result<()> {
         self.have_sent(agent, item).await?;
-        if self.alone || !matches!(FileName::parse(&item.to), Ok(FileName::Snapshot(_))) {
-            return Ok(());
+        let Ok(FileName::Snapshot(disk)) = FileName::parse(&item.to) else { return Ok(()) };
+        if !self.alone {
+            let meta = |name: &str| format!("{}.meta", name.trim());
+            self.have_sent(agent, &Item::new(&meta(&item.from), &meta(&item.to), 0)).await?;
         }
-        let meta = |name: &str| format!("{}.meta", name.trim());
-        self.have_sent(agent, &Item::new(&meta(&item.from), &meta(&item.to), 0)).await
+        self.agent.replica.incoming().came_in(&disk, None)
     }
 
     /// Has a file sent by an agent of upstream's kind to a receiver here.
@@ -348,7 +349,7 @@ impl Order {
 
     fn came_in(&self, disk: &str, info: &LayerInfo) -> Result<()> {
         let meta = DiskMeta::parse(disk, &info.meta)?;
-        self.agent.replica.incoming().came_in(disk, &meta)
+        self.agent.replica.incoming().came_in(disk, Some(&meta))
     }
 
     /// Copies the files of a replica on the same node, if it has files.
@@ -384,7 +385,8 @@ impl Order {
                 let used = self.agent.uses.begin();
                 let sink = IncomingSink::new(replica, shelf, &disk, Arc::clone(&self.traffic))?;
                 copy_image(&source, &sink, &item.progress, &used)?;
-                sink.finish(None)
+                sink.finish(None)?;
+                self.agent.replica.incoming().came_in(&disk, None)
             }
             FileName::SnapshotMeta(disk) => {
                 let mut bytes = vec![0; source.size().min(1 << 20) as usize];

@@ -14,7 +14,8 @@ use dbs_core::volume::Layer;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_service::log;
 use longhorn_wire::names;
-use std::collections::{BTreeMap, BTreeSet};
+use longhorn_wire::proto::ptypes;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -45,6 +46,11 @@ pub(super) struct Pending {
     filling: Filling,
     /// What each snapshot lies on, as whoever sent its content or its description has it.
     parents: BTreeMap<String, BTreeSet<Option<String>>>,
+    /// Snapshots of a replica that is being rebuilt whose content is not known to be that of the volume: what was
+    /// here when it was marked or opened, and has not come in since.
+    stale: BTreeSet<String>,
+    /// The head is from before that, too: the snapshot that it becomes is another one.
+    head_stale: bool,
 }
 
 /// How far a rebuild is.
@@ -69,9 +75,25 @@ impl Pending {
     /// The head has become this snapshot: what is to be below it is to be below the snapshot now, and
     /// the new head stays on that.
     pub(super) fn head_frozen(&mut self, snapshot: &str) {
+        if std::mem::take(&mut self.head_stale) {
+            self.stale.insert(snapshot.to_owned());
+        }
         if let Some(head) = self.head.take() {
             self.frozen = Some((snapshot.to_owned(), head));
         }
+    }
+
+    /// Of a replica that is marked, or opened with the mark: nothing of these layers has come in.
+    fn of_marked(layers: &[LayerInfo], head_stale: bool) -> Self {
+        let names = layers.iter().filter_map(|layer| layer.name.as_deref());
+        let bare = |name: &str| name.strip_prefix(names::STAGING_PREFIX).unwrap_or(name).to_owned();
+        Self { stale: names.map(bare).collect(), head_stale, ..Self::default() }
+    }
+
+    /// Forgets what has come in, but not what has not.
+    fn forget(&mut self) {
+        let stale = std::mem::take(&mut self.stale);
+        *self = Self { stale, head_stale: self.head_stale, ..Self::default() };
     }
 
     /// Notes what somebody who has sent something of a snapshot has below it.
@@ -84,7 +106,8 @@ impl Pending {
     fn check_parents(&self) -> Result<()> {
         let odd = self.parents.iter().find(|(_, parents)| parents.len() > 1);
         let Some((name, parents)) = odd else { return Ok(()) };
-        let named = |parent: &Option<String>| parent.clone().unwrap_or_else(|| "nothing".to_owned());
+        let named =
+            |parent: &Option<String>| parent.clone().unwrap_or_else(|| "nothing".to_owned());
         let parents: Vec<_> = parents.iter().map(named).collect();
         Err(Error::invalid(format!(
             "{} came in from replicas that differ in what it lies on ({}): purge the volume's snapshots, and rebuild \
@@ -141,6 +164,7 @@ impl Incoming<'_> {
         let store = self.ready()?;
         let volume = &self.replica.options.volume;
         let layers = self.layers()?;
+        self.replica.pending().stale.insert(snapshot.to_owned());
         let Some(found) = find(&layers, snapshot) else {
             let name = staged(snapshot);
             let options = SnapshotOptions { system: true, ..Default::default() };
@@ -179,7 +203,10 @@ impl Incoming<'_> {
                 log::warn("incoming", &[("volume", volume), ("late", &disk)]);
             }
             None => {
-                pending.lies_on(snapshot_of(disk)?, &meta);
+                // Else one that is sent anew takes the place of another.
+                if let Filling::Coming(_) = pending.filling {
+                    pending.lies_on(snapshot_of(disk)?, &meta);
+                }
                 pending.snapshots.insert(snapshot_of(disk)?.to_owned(), meta);
             }
         }
@@ -212,7 +239,9 @@ impl Incoming<'_> {
             return Err(Error::invalid("the replica is not open"));
         };
         self.mark()?;
-        *replica.pending() = Pending { cloning: true, ..Pending::default() };
+        let mut pending = replica.pending();
+        pending.forget();
+        pending.cloning = true;
         Ok(())
     }
 
@@ -246,11 +275,11 @@ impl Incoming<'_> {
         let _work = replica.work();
         let store = replica.store().inspect_err(|_| {
             // Whoever has the store has cleared it of what was begun.
-            *replica.pending() = Pending::default();
+            replica.pending().forget();
         })?;
         let shown = if went_well { replica.show_incoming(&store) } else { Ok(()) };
         let cleared = replica.settle_staged(&store);
-        *replica.pending() = Pending::default();
+        replica.pending().forget();
         let rebuilding = replica.state().rebuilding;
         if !rebuilding {
             store.set_rebuilding(&replica.options.volume, false)?;
@@ -269,12 +298,21 @@ impl Incoming<'_> {
         fill
     }
 
-    /// The content of a disk has come in, from a replica that has this description of it.
+    /// The content of a disk has come in, or was found to be what it is; from a replica that has this description
+    /// of it, if that is known.
     ///
     /// # Errors
     /// `Invalid` for a head.
-    pub fn came_in(&self, disk: &str, meta: &DiskMeta) -> Result<()> {
-        self.replica.pending().lies_on(snapshot_of(disk)?, meta);
+    pub fn came_in(&self, disk: &str, meta: Option<&DiskMeta>) -> Result<()> {
+        let snapshot = snapshot_of(disk)?;
+        let mut pending = self.replica.pending();
+        // The mark may be another one since.
+        if let Filling::Coming(_) = pending.filling {
+            pending.stale.remove(snapshot);
+            if let Some(meta) = meta {
+                pending.lies_on(snapshot, meta);
+            }
+        }
         Ok(())
     }
 
@@ -326,14 +364,31 @@ impl Replica {
         self.state().rebuilding
     }
 
-    /// What a replica that is being rebuilt lacks; nothing if it has all that it was to get.
-    pub(super) fn unfilled(&self) -> &'static str {
-        match self.pending().filling {
+    /// What a replica with these disks that is being rebuilt lacks; nothing if it has all that it was to get.
+    pub(super) fn unfilled(&self, disks: &HashMap<String, ptypes::DiskInfo>) -> String {
+        let pending = self.pending();
+        let text = match pending.filling {
             Filling::Empty => "no layers have come in since its rebuild began",
             Filling::Coming(_) => "not all layers have come in",
             Filling::Here => "the layers that have come in are not seen before the next reload",
-            Filling::Seen => "",
-        }
+            Filling::Seen => {
+                // Whoever had layers sent may have had a list from before, of another state of the volume.
+                let stale = pending.stale.iter().map(|name| names::snapshot_disk(name));
+                let stale = stale.into_iter().find(|disk| disks.contains_key(disk));
+                return stale.map_or_else(String::new, |disk| {
+                    format!("{disk} has not come in since its rebuild began")
+                });
+            }
+        };
+        text.to_owned()
+    }
+
+    /// It is marked as being rebuilt: nothing that it has counts before it has come in. The head counts if it was
+    /// made after an earlier mark, and has got every write since.
+    pub(super) fn distrust(&self, layers: &[LayerInfo], was_marked: bool) {
+        let mut pending = self.pending();
+        let head_stale = !was_marked || pending.head_stale;
+        *pending = Pending::of_marked(layers, head_stale);
     }
 
     /// What has come in is part of the volume.

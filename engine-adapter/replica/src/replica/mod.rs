@@ -308,8 +308,8 @@ impl Replica {
         };
         drop(state);
         self.show_below(&mut message);
-        let unfilled = if message.rebuilding { self.unfilled() } else { "" };
-        message.dbs = Some(ptypes::Facts { unfilled: unfilled.to_owned() });
+        let lacks = message.rebuilding.then(|| self.unfilled(&message.disks));
+        message.dbs = Some(ptypes::Facts { unfilled: lacks.unwrap_or_default() });
         Ok(message)
     }
 

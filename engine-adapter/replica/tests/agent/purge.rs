@@ -129,13 +129,18 @@ fn what_somebody_reads_keeps_nothing_else() {
         node.snapshot(name);
     }
     node.snapshot("d");
-    ["a", "c"].map(|name| node.replica.mark_removed(name).unwrap());
+    for name in ["a", "c"] {
+        node.replica.mark_removed(name).unwrap();
+    }
     let reads = node.store.volume("vol@a").unwrap();
     let status = node.purged();
     assert!(status.error.contains("volume-snap-a.img"), "{}", status.error);
     assert_eq!(node.snapshots(), ["a", "b", "d"]);
     drop(reads);
-    assert_eq!((node.purged().error.as_str(), node.snapshots()), ("", vec!["b".to_owned(), "d".to_owned()]));
+    assert_eq!(
+        (node.purged().error.as_str(), node.snapshots()),
+        ("", vec!["b".to_owned(), "d".to_owned()])
+    );
 }
 
 #[test]
