@@ -10,8 +10,6 @@ use std::collections::BTreeMap;
 
 /// From this version on a controller says from how many replicas one may be filled at once.
 const LIMIT_API: i64 = 6;
-/// What is in the name of a head, which a controller copies itself.
-const HEAD: &str = "volume-head";
 
 /// A replica to be added.
 #[derive(Debug, Clone)]
@@ -55,7 +53,9 @@ impl Engine {
         log::info("rebuild", &[("replica", address), ("from", &sources.chosen.join(","))]);
         replica.set_rebuilding(true).await?;
         let files = self.prepare_rebuild(address, instance).await?;
-        if files.iter().any(|file| file.from_file_name.contains(HEAD)) {
+        // That a controller copies itself.
+        let is_head = |name: &str| names::head_number(name.trim_end_matches(".meta")).is_some();
+        if files.iter().any(|file| is_head(&file.from_file_name)) {
             return Err(Error::invalid("sync file list shouldn't contain volume head"));
         }
         sources.fill(self, &replica, files, options).await?;
