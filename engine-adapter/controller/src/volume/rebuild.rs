@@ -113,8 +113,7 @@ impl Controller {
     /// Whether all came in that a rebuild was to bring, as far as the replica says: names of layers tell
     /// nothing of one that was in the volume before.
     fn check_filled(&self, Member { target, marked, .. }: &Member) -> Result<()> {
-        // Without an answer there is nothing to compare either.
-        let info = self.call(target, Call::Get).unwrap_or_default();
+        let info = self.call(target, Call::Get).map_err(|error| super::failed(target, &error))?;
         let is_marked = info.rebuilding || info.dbs.is_none();
         let unfilled = match info.dbs.unwrap_or_default().unfilled {
             // A call that came late: without the mark it does not say what it lacks.

@@ -375,6 +375,22 @@ fn a_replica_whose_mark_somebody_took_away_stays_incomplete() {
     nothing_violated(&sim);
 }
 
+/// Found by review: it was taken for one that lacks nothing.
+#[test]
+fn a_replica_that_does_not_answer_stays_incomplete() {
+    let (sim, controller) = volume(2, 1);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    controller.prepare_rebuild(&address(1), "").unwrap();
+    sim.world().replicas[1].alive = false;
+    let refused = controller.verify_rebuild(&address(1), "").unwrap_err();
+    assert!(refused.to_string().contains("connection refused"), "{refused}");
+    sim.world().replicas[1].alive = true;
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    fill(&mut sim.world().replicas[1]);
+    controller.verify_rebuild(&address(1), "").unwrap();
+    nothing_violated(&sim);
+}
+
 /// Found by review: any list was taken for all that was to come.
 #[test]
 fn a_replica_that_got_an_old_list_stays_incomplete() {
