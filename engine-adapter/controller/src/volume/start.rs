@@ -99,6 +99,8 @@ impl Controller {
         going = self.step(going, &Call::Get);
         // Where nobody could rebuild it, it is taken as complete.
         if addresses.len() == 1 && going.iter().any(|candidate| candidate.info.rebuilding) {
+            let why = "it is marked as being rebuilt: the volume may lack data";
+            self.log(true, "incomplete-replica", &[("replica", &addresses[0]), ("why", &why)]);
             going = self.step(going, &Call::SetRebuilding(false));
             going = self.step(going, &Call::Get);
         }

@@ -391,6 +391,26 @@ fn a_replica_that_does_not_answer_stays_incomplete() {
     nothing_violated(&sim);
 }
 
+/// Found by review: nothing said that a volume may lack data.
+#[test]
+fn a_lone_replica_that_was_being_rebuilt_is_not_used_silently() {
+    let (sim, _) = volume(1, 0);
+    let said =
+        |sim: &Sim| sim.world().log.iter().filter(|line| line.contains("may lack data")).count();
+    let start = || {
+        let mut world = sim.world();
+        world.path = crate::path::Path::after(&world.path);
+        world.replicas[0].reset();
+        drop(world);
+        controller(&sim, false, false).start(&[address(0)], SIZE, SIZE).unwrap();
+    };
+    start();
+    assert_eq!(said(&sim), 0);
+    sim.world().replicas[0].rebuilding = true;
+    start();
+    assert_eq!(said(&sim), 1);
+}
+
 /// Found by review: any list was taken for all that was to come.
 #[test]
 fn a_replica_that_got_an_old_list_stays_incomplete() {
