@@ -175,7 +175,8 @@ impl Controller {
         let _pause = self.parts.path.pause(true);
         // Some may have failed since.
         let members = self.to_revert()?;
-        let call = Call::Revert { disk: disk.clone(), created: self.now() };
+        let (created, revert) = (self.now(), self.parts.host.unique_name());
+        let call = Call::Revert { disk: disk.clone(), created, revert };
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &call, Some(timeout));
         self.settle_revert(&disk, &members, &answers)

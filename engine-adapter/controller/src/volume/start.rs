@@ -366,5 +366,6 @@ fn facts(info: &ptypes::Replica) -> Facts<'_> {
         modified_ns: info.last_modify_time,
         head_bytes: info.head_file_size,
         parent: parent(info, &info.head),
+        revert: info.dbs.as_ref().and_then(|facts| facts.revert.as_deref()),
     }
 }

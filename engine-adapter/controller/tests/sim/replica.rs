@@ -74,6 +74,8 @@ pub struct Replica {
     pub layers: BTreeMap<String, Layer>,
     pub head: Layer,
     pub heads: u64,
+    /// The revert that made the head.
+    pub revert: Option<String>,
     pub size: usize,
     pub counter: i64,
     pub rebuilding: bool,
@@ -355,7 +357,7 @@ impl Replica {
             }
             Call::SetCounter(counter) => self.counter = *counter,
             Call::Snapshot { name, .. } => self.snapshot(name)?,
-            Call::Revert { disk, .. } => self.revert(disk)?,
+            Call::Revert { disk, revert, .. } => self.revert(disk, revert)?,
             Call::Expand(size) => self.expand(*size as usize / (SECTORS * 512))?,
             Call::RemoveDisk(disk) => {
                 self.rotten.retain(|(holder, _)| holder.as_ref() != Some(disk));
@@ -425,16 +427,18 @@ impl Replica {
         self.layers.insert(disk.clone(), layer);
         self.head.parent = Some(disk);
         self.heads += 1;
+        self.revert = Some(String::new());
         Ok(())
     }
 
-    fn revert(&mut self, disk: &str) -> Result<(), String> {
+    fn revert(&mut self, disk: &str, revert: &str) -> Result<(), String> {
         if !self.layers.contains_key(disk) {
             return Err(format!("cannot revert to disk file {disk}"));
         }
         self.head = Layer { parent: Some(disk.to_owned()), ..Layer::default() };
         self.rotten.retain(|(holder, _)| holder.is_some());
         self.heads += 1;
+        self.revert = Some(revert.to_owned());
         Ok(())
     }
 
@@ -482,7 +486,7 @@ impl Replica {
             size: (self.sectors() * 512).to_string(),
             sector_size: 512,
             state: self.state().to_owned(),
-            dbs: Some(ptypes::Facts { unfilled: self.unfilled() }),
+            dbs: Some(ptypes::Facts { unfilled: self.unfilled(), revert: self.revert.clone() }),
             ..ptypes::Replica::default()
         };
         if !self.open {

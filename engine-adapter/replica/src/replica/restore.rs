@@ -137,7 +137,7 @@ impl Incoming<'_> {
         replica.state().restoring = None;
         // Where that fails the mark stays, and the next start does it.
         let settled = replica.clear_restore(&store);
-        replica.headed_anew();
+        replica.headed_anew(None);
         settled?;
         replica.state().restored = Some(restored);
         Ok(())
