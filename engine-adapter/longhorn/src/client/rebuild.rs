@@ -280,8 +280,10 @@ async fn grow(link: &ReplicaLink, size: i64) -> Result<()> {
     if closed {
         link.open().await?;
     }
-    link.expand(size).await?;
-    if closed { link.close().await } else { Ok(()) }
+    let grown = link.expand(size).await;
+    // Open, it could not be added later.
+    let ended = if closed { link.close().await } else { Ok(()) };
+    grown.and(ended)
 }
 
 /// A replica that was being filled when its process ended may be filled again. Upstream's must first be told

@@ -168,6 +168,12 @@ fn a_rebuild_ends_at_the_step_that_fails() {
     stage.with(1, |new| new.replica.size = (SIZE * 2).to_string());
     let text = stage.fails(&add(&stage, 1, &[]));
     assert!(text.contains("cannot add new replica larger than size 67108864"), "{text}");
+    // Found by review: it stayed open, and could not be added until its process was started again.
+    let stage = Stage::new(2, 1);
+    stage.with(1, |new| new.replica.size = (SIZE / 2).to_string());
+    stage.refuse("ReplicaExpand", Code::Unknown, "not today");
+    assert!(stage.fails(&add(&stage, 1, &[])).contains("not today"));
+    assert_eq!(stage.asked().last().unwrap(), "r1 ReplicaClose");
     // A list with the head in it would overwrite what is being written.
     let stage = Stage::new(2, 1);
     stage.world().files = vec![file("volume-head-001.img")];
