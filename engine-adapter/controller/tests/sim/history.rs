@@ -446,7 +446,8 @@ impl History {
         if let Err(error) = verified {
             let text = error.to_string();
             // All that it lacked came, so it had too many.
-            if text.contains("chain not equal") || text.contains("disk number") {
+            let extra = ["chain not equal", "disk number", "did not come in"];
+            if extra.iter().any(|extra| text.contains(extra)) {
                 return Err(text);
             }
             return self.failed(replica, &text);
