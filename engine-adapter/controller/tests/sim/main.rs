@@ -28,7 +28,7 @@ const SHOWN: [(Bug, u64); 7] = [
     (Bug::KeepAllFull, 4437),
     (Bug::KeepWoAhead, 1948),
     (Bug::KeepUnexpanded, 296),
-    (Bug::KeepExtraLayers, 163),
+    (Bug::KeepExtraLayers, 99),
     (Bug::KeepUnreverted, 484),
     (Bug::FaultRefusals, 222),
     (Bug::HealFromBefore, 414),
