@@ -3,8 +3,9 @@
 use super::events::Events;
 use super::generation::Generation;
 use super::handover::{OpenStore, Predecessor, Sleeper, Waiting};
-use super::incoming::{MERGE_PATIENCE, Pending};
+use super::incoming::MERGE_PATIENCE;
 use super::meta::VolumeMeta;
+use super::pending::Pending;
 use super::{Opened, Place, Replica, SECTOR_SIZE};
 use dbs_core::{Error, Result, Store};
 use dbs_service::log;

@@ -5,10 +5,9 @@
 
 use super::Replica;
 use super::generation::Generation;
-use super::incoming::{
-    Incoming, MERGE_PATIENCE, Pending, SHORT_PATIENCE, link, snapshot_of, staged,
-};
+use super::incoming::{Incoming, MERGE_PATIENCE, SHORT_PATIENCE, link, snapshot_of, staged};
 use super::meta::DiskMeta;
+use super::pending::Pending;
 use dbs_core::info::{Labels, LayerInfo, LayerState};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::Layer;
