@@ -63,6 +63,20 @@ pub fn check_snapshot(name: &str, labels: Labels) -> Result<()> {
     SnapshotOptions { labels, ..SnapshotOptions::default() }.check(name)
 }
 
+/// Whether a controller may take a snapshot of this name, with these labels. Whoever fills a replica refuses lists with
+/// something in them that looks like a head: upstream's command line and library by such a test.
+///
+/// # Errors
+/// As [`check_snapshot`].
+pub fn check_new_snapshot(name: &str, labels: Labels) -> Result<()> {
+    if name.contains("volume-head") {
+        return Err(Error::invalid(format!(
+            "{name:?} cannot be the name of a snapshot: it contains `volume-head`, and no replica could be rebuilt"
+        )));
+    }
+    check_snapshot(name, labels)
+}
+
 /// Whether a snapshot's name is kept for staging.
 #[must_use]
 pub fn is_staging(name: &str) -> bool {
@@ -101,5 +115,11 @@ mod tests {
         }
         check_snapshot(&"n".repeat(226), labels(7000)).unwrap();
         check_snapshot("a b", labels(8000)).unwrap_err();
+        for name in ["volume-head", "my-volume-head-001", "a@b"] {
+            check_new_snapshot(name, Labels::new()).unwrap_err();
+        }
+        check_new_snapshot("head", labels(7000)).unwrap();
+        // One that there is from before is taken by a rebuild.
+        check_snapshot("volume-head", Labels::new()).unwrap();
     }
 }

@@ -32,6 +32,8 @@ dbs_core::planted_bugs! {
     SkipVerify,
     /// A rebuild is believed of a replica that says that nothing has come in.
     TrustUnfilled,
+    /// A rebuild is believed of a replica whose mark somebody has taken away.
+    TrustUnmarked,
     /// Layers that the source lacks stay in the rebuilt replica.
     KeepExtraLayers,
     /// Revision counters are not compared.

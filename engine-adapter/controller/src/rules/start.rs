@@ -208,6 +208,8 @@ pub struct Facts<'a> {
     pub head_bytes: i64,
     /// The disk below its head, or nothing; `None` if that is not known.
     pub parent: Option<&'a str>,
+    /// The revert that made its head, or nothing if it was made in another way; `None` if that is not known.
+    pub revert: Option<&'a str>,
 }
 
 /// How a volume is started.
@@ -248,6 +250,7 @@ pub fn agree(policy: Policy, replicas: &[Facts<'_>]) -> Vec<Option<String>> {
     };
     let mut refused: Vec<_> = replicas.iter().enumerate().map(judge).collect();
     part_at_heads(replicas, &mut refused);
+    part_at_reverts(replicas, &mut refused);
     refused
 }
 
@@ -264,6 +267,24 @@ fn part_at_heads(replicas: &[Facts<'_>], refused: &mut [Option<String>]) {
                 "its head lies on {parent:?}, that of the replica changed last on {newest:?}: a revert or a \
                  snapshot was cut off"
             ));
+        }
+    }
+}
+
+/// Refuses replicas whose head was not made by the revert that made that of the one changed last, though both lie on
+/// the same disk: a revert to where heads lay already was cut off. Those that do not know are left alone.
+fn part_at_reverts(replicas: &[Facts<'_>], refused: &mut [Option<String>]) {
+    let known = replicas.iter().zip(&*refused).filter(|(_, refused)| refused.is_none());
+    let known = known.filter_map(|(facts, _)| Some((facts.modified_ns, facts.revert?)));
+    // Of equal ones the first.
+    let Some((_, newest)) = known.rev().max_by_key(|(modified, _)| *modified) else { return };
+    for (facts, refused) in replicas.iter().zip(refused).filter(|(_, refused)| refused.is_none()) {
+        if facts.revert.is_some_and(|revert| revert != newest) {
+            *refused = Some(
+                "its head is not from the revert that made that of the replica changed last, or is from one that made no \
+                 other: a revert was cut off"
+                    .to_owned(),
+            );
         }
     }
 }
@@ -384,8 +405,14 @@ mod tests {
         assert_eq!(error.exit_code(), 1);
     }
 
-    const COUNTED: Facts<'static> =
-        Facts { counter_disabled: false, counter: 5, modified_ns: 0, head_bytes: 0, parent: None };
+    const COUNTED: Facts<'static> = Facts {
+        counter_disabled: false,
+        counter: 5,
+        modified_ns: 0,
+        head_bytes: 0,
+        parent: None,
+        revert: None,
+    };
     const COUNTS: Policy = Policy { upgrade: false, counter_disabled: false, salvage: false };
     const SALVAGE: Policy = Policy { upgrade: false, counter_disabled: true, salvage: true };
 
@@ -416,6 +443,7 @@ mod tests {
             modified_ns: seconds * 1_000_000_000,
             head_bytes,
             parent: None,
+            revert: None,
         };
         for (replicas, kept) in [
             (&[replica(10, 1), replica(14, 2), replica(12, 3)][..], 2),
@@ -441,6 +469,25 @@ mod tests {
             (&[on(2, Some("a")), on(2, Some("")), on(1, None)], &[1]),
             // One that is left out anyway decides nothing.
             (&[Facts { counter: 4, ..on(9, Some("b")) }, on(1, Some("a"))], &[0]),
+        ] {
+            assert_eq!(errors(COUNTS, replicas), refused, "{replicas:?}");
+            assert!(errors(Policy { upgrade: true, ..COUNTS }, replicas).is_empty());
+        }
+    }
+
+    /// Found by review: after a revert to where heads lay already, cut off, all were complete as well.
+    #[test]
+    fn heads_of_different_reverts_are_told_apart() {
+        let by = |modified_ns, revert| Facts { modified_ns, revert, parent: Some("a"), ..COUNTED };
+        for (replicas, refused) in [
+            (&[by(1, Some("r")), by(2, Some("r"))][..], &[][..]),
+            (&[by(1, Some("")), by(2, Some("r")), by(1, Some(""))], &[0, 2]),
+            (&[by(2, Some("")), by(1, Some("r"))], &[1]),
+            (&[by(2, Some("q")), by(1, Some("r"))], &[1]),
+            // Who does not know is left alone, and decides nothing.
+            (&[by(9, None), by(1, Some("")), by(2, Some("r"))], &[1]),
+            (&[by(9, None), by(1, None), by(2, Some("r"))], &[]),
+            (&[Facts { counter: 4, ..by(9, Some("q")) }, by(1, Some("r"))], &[0]),
         ] {
             assert_eq!(errors(COUNTS, replicas), refused, "{replicas:?}");
             assert!(errors(Policy { upgrade: true, ..COUNTS }, replicas).is_empty());

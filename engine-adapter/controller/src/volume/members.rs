@@ -50,9 +50,9 @@ impl Controller {
         };
         let connected = self.parts.path.connect(id, address);
         connected.map_err(|error| Error::io(error, format!("the data port of {address}")))?;
-        let member = Member { id, target, mode };
         // Upstream's replica would refuse to be told twice, by whoever has it filled.
         let marks = mode == Mode::Wo && snapshot_required && info.dbs.is_some();
+        let member = Member { id, target, mode, marked: marks };
         let mut counted = None;
         let joined = self.open_new(&member, size).and_then(|(its_size, opened)| {
             if size == 0 {

@@ -85,6 +85,8 @@ pub struct Member {
     pub target: Target,
     /// What it is used for.
     pub mode: Mode,
+    /// This controller has marked it as one that lacks something.
+    pub marked: bool,
 }
 
 struct State {

@@ -52,6 +52,8 @@ pub enum Call {
         disk: String,
         /// When, in RFC 3339.
         created: String,
+        /// Names the revert, for all replicas.
+        revert: String,
     },
     /// ReplicaExpand, to so many bytes.
     Expand(u64),

@@ -82,7 +82,7 @@ impl Controller {
             return Err(Error::busy(format!("{address} is still being rebuilt")));
         }
         if status.error.is_empty() {
-            self.check_filled(&member.target)?;
+            self.check_filled(&member)?;
         }
         let verified = match status.error.is_empty() || is(Bug::SkipVerify) {
             true => self.compare(&member, &source),
@@ -112,10 +112,16 @@ impl Controller {
 
     /// Whether all came in that a rebuild was to bring, as far as the replica says: names of layers tell
     /// nothing of one that was in the volume before.
-    fn check_filled(&self, target: &Target) -> Result<()> {
-        // Without an answer there is nothing to compare either.
-        let info = self.call(target, Call::Get).unwrap_or_default();
-        let unfilled = info.dbs.unwrap_or_default().unfilled;
+    fn check_filled(&self, Member { target, marked, .. }: &Member) -> Result<()> {
+        let info = self.call(target, Call::Get).map_err(|error| super::failed(target, &error))?;
+        let is_marked = info.rebuilding || info.dbs.is_none();
+        let unfilled = match info.dbs.unwrap_or_default().unfilled {
+            // A call that came late: without the mark it does not say what it lacks.
+            _ if *marked && !is_marked && !is(Bug::TrustUnmarked) => {
+                "somebody has taken its mark away; remove it, and add it again".to_owned()
+            }
+            unfilled => unfilled,
+        };
         if unfilled.is_empty() || is(Bug::SkipVerify) || is(Bug::TrustUnfilled) {
             return Ok(());
         }

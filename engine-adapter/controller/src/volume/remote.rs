@@ -183,8 +183,8 @@ macro_rules! make_call {
                 let message = ReplicaSnapshotRequest { name, user_created, created, labels };
                 $ask!(replica_snapshot, message)
             }
-            Call::Revert { disk, created } => {
-                $ask!(replica_revert, ReplicaRevertRequest { name: disk, created })
+            Call::Revert { disk, created, revert } => {
+                $ask!(replica_revert, ReplicaRevertRequest { name: disk, created, revert })
             }
             Call::Expand(size) => {
                 $ask!(replica_expand, ReplicaExpandRequest { size: signed(size)? })

@@ -7,7 +7,7 @@ use crate::rules::snapshot::{self, Decision, Said};
 use crate::rules::start::State as ReplicaState;
 use crate::rules::{Mode, Slot};
 use dbs_core::{Error, Result};
-use longhorn_wire::names::{check_snapshot as check_snapshot_given, snapshot_disk};
+use longhorn_wire::names::{check_new_snapshot, snapshot_disk};
 use longhorn_wire::proto::ptypes;
 use std::collections::HashMap;
 
@@ -34,7 +34,7 @@ impl Controller {
             name => name.to_owned(),
         };
         // What replicas would refuse, each in the middle of a pause, is refused here.
-        check_snapshot_given(&name, labels.clone().into_iter().collect())?;
+        check_new_snapshot(&name, labels.clone().into_iter().collect())?;
         self.check_snapshot(&name)?;
         if !freeze {
             self.sync();
@@ -175,7 +175,8 @@ impl Controller {
         let _pause = self.parts.path.pause(true);
         // Some may have failed since.
         let members = self.to_revert()?;
-        let call = Call::Revert { disk: disk.clone(), created: self.now() };
+        let (created, revert) = (self.now(), self.parts.host.unique_name());
+        let call = Call::Revert { disk: disk.clone(), created, revert };
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &call, Some(timeout));
         self.settle_revert(&disk, &members, &answers)

@@ -99,6 +99,8 @@ impl Controller {
         going = self.step(going, &Call::Get);
         // Where nobody could rebuild it, it is taken as complete.
         if addresses.len() == 1 && going.iter().any(|candidate| candidate.info.rebuilding) {
+            let why = "it is marked as being rebuilt: the volume may lack data";
+            self.log(true, "incomplete-replica", &[("replica", &addresses[0]), ("why", &why)]);
             going = self.step(going, &Call::SetRebuilding(false));
             going = self.step(going, &Call::Get);
         }
@@ -202,6 +204,7 @@ impl Controller {
                     id: candidate.id,
                     target: candidate.target.clone(),
                     mode: if refused.is_some() { Mode::Err } else { Mode::Rw },
+                    marked: false,
                 })
                 .collect();
         }
@@ -363,5 +366,6 @@ fn facts(info: &ptypes::Replica) -> Facts<'_> {
         modified_ns: info.last_modify_time,
         head_bytes: info.head_file_size,
         parent: parent(info, &info.head),
+        revert: info.dbs.as_ref().and_then(|facts| facts.revert.as_deref()),
     }
 }

@@ -1,11 +1,11 @@
 //! Single steps of a volume, each on simulated replicas to which nothing else happens.
 
 use crate::parts::{Sim, controller, options};
-use crate::replica::Replica;
+use crate::replica::{Replica, SECTORS};
 use crate::world::{MS, OTHERS, Weather, World, address};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_controller::rules::Mode;
-use longhorn_controller::volume::{Controller, Frontend, Frontends, Offer, Parts};
+use longhorn_controller::volume::{Call, Controller, Frontend, Frontends, Offer, Parts};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -56,9 +56,8 @@ fn a_snapshot_that_all_replicas_refuse_costs_none() {
 fn what_no_replica_can_have_is_refused_before_io_is_paused() {
     let (sim, controller) = volume(1, 1);
     let labels = HashMap::from([("k".to_owned(), "v".repeat(8000))]);
-    for (name, labels) in
-        [("a@b", None), ("a/b", None), (" a", None), (".incoming-x", None), ("a", Some(labels))]
-    {
+    let names = ["a@b", "a/b", " a", ".incoming-x", "my-volume-head-1"].map(|name| (name, None));
+    for (name, labels) in names.into_iter().chain([("a", Some(labels))]) {
         let error = controller.snapshot(name, labels.unwrap_or_default(), false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{name}");
     }
@@ -173,12 +172,39 @@ fn a_revert_that_was_cut_off_leaves_replicas_that_are_alike() {
         let mut world = sim.world();
         let now = world.now + 1;
         let disk = "volume-snap-one.img".to_owned();
-        let revert = longhorn_controller::volume::Call::Revert { disk, created: String::new() };
+        let (created, revert) = (String::new(), "r".to_owned());
+        let revert = Call::Revert { disk, created, revert };
         world.replicas[1].call(&revert, now).unwrap();
     }
     let next = begin_again(&sim, 3, false);
     assert_eq!(modes(&next), [Mode::Err, Mode::Rw, Mode::Err]);
     nothing_violated(&sim);
+}
+
+/// Found by review: the same where heads lay on that snapshot already, the most usual revert.
+#[test]
+fn a_revert_to_the_latest_snapshot_that_was_cut_off_leaves_replicas_that_are_alike() {
+    let (sim, controller) = volume(3, 3);
+    snapshot(&controller, "one").unwrap();
+    {
+        let mut world = sim.world();
+        let now = world.now + 1;
+        for replica in &mut world.replicas {
+            replica.head.blocks.insert(0, [7; SECTORS]);
+        }
+        let disk = "volume-snap-one.img".to_owned();
+        let (created, revert) = (String::new(), "r".to_owned());
+        let revert = Call::Revert { disk, created, revert };
+        world.replicas[1].call(&revert, now).unwrap();
+    }
+    let next = begin_again(&sim, 3, false);
+    let modes = modes(&next);
+    let world = sim.world();
+    let content = |mode: &(usize, &Mode)| world.replicas[mode.0].content();
+    let complete: Vec<_> =
+        modes.iter().enumerate().filter(|(_, mode)| **mode == Mode::Rw).collect();
+    assert!(complete.len() == 1 || complete.len() == 2, "{modes:?}");
+    assert!(complete.iter().all(|one| content(one) == content(&complete[0])), "{modes:?}");
 }
 
 /// Found by review: the size was looked at first, and a stale replica became the volume.
@@ -347,10 +373,85 @@ fn rebuilt() -> (Arc<Sim>, Arc<Controller>) {
     controller.start(&[address(0)], SIZE, SIZE).unwrap();
     controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
     controller.prepare_rebuild(&address(1), "").unwrap();
-    sim.world().replicas[1].filled = true;
+    fill(&mut sim.world().replicas[1]);
     controller.verify_rebuild(&address(1), "").unwrap();
     assert_eq!(modes(&controller), [Mode::Rw; 2]);
     (sim, controller)
+}
+
+/// As if all had come in that it lacks.
+fn fill(replica: &mut Replica) {
+    replica.filled = true;
+    replica.stale.clear();
+}
+
+/// Found by review: a call of an earlier rebuild came late, and took the mark away. Names were all that was compared.
+#[test]
+fn a_replica_whose_mark_somebody_took_away_stays_incomplete() {
+    let (sim, controller) = volume(2, 1);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    controller.prepare_rebuild(&address(1), "").unwrap();
+    {
+        let mut world = sim.world();
+        let now = world.now;
+        world.replicas[1].call(&Call::SetRebuilding(false), now).unwrap();
+    }
+    let refused = controller.verify_rebuild(&address(1), "").unwrap_err();
+    assert!(refused.to_string().contains("somebody has taken its mark away"), "{refused}");
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    nothing_violated(&sim);
+}
+
+/// Found by review: it was taken for one that lacks nothing.
+#[test]
+fn a_replica_that_does_not_answer_stays_incomplete() {
+    let (sim, controller) = volume(2, 1);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    controller.prepare_rebuild(&address(1), "").unwrap();
+    sim.world().replicas[1].alive = false;
+    let refused = controller.verify_rebuild(&address(1), "").unwrap_err();
+    assert!(refused.to_string().contains("connection refused"), "{refused}");
+    sim.world().replicas[1].alive = true;
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    fill(&mut sim.world().replicas[1]);
+    controller.verify_rebuild(&address(1), "").unwrap();
+    nothing_violated(&sim);
+}
+
+/// Found by review: nothing said that a volume may lack data.
+#[test]
+fn a_lone_replica_that_was_being_rebuilt_is_not_used_silently() {
+    let (sim, _) = volume(1, 0);
+    let said =
+        |sim: &Sim| sim.world().log.iter().filter(|line| line.contains("may lack data")).count();
+    let start = || {
+        let mut world = sim.world();
+        world.path = crate::path::Path::after(&world.path);
+        world.replicas[0].reset();
+        drop(world);
+        controller(&sim, false, false).start(&[address(0)], SIZE, SIZE).unwrap();
+    };
+    start();
+    assert_eq!(said(&sim), 0);
+    sim.world().replicas[0].rebuilding = true;
+    start();
+    assert_eq!(said(&sim), 1);
+}
+
+/// Found by review: any list was taken for all that was to come.
+#[test]
+fn a_replica_that_got_an_old_list_stays_incomplete() {
+    let (sim, controller) = volume(2, 1);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    controller.prepare_rebuild(&address(1), "").unwrap();
+    sim.world().replicas[1].reload();
+    sim.world().replicas[1].filled = true;
+    let refused = controller.verify_rebuild(&address(1), "").unwrap_err();
+    assert!(refused.to_string().contains("did not come in"), "{refused}");
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    fill(&mut sim.world().replicas[1]);
+    controller.verify_rebuild(&address(1), "").unwrap();
+    nothing_violated(&sim);
 }
 
 /// Found by review: only the caller took the mark away, and may have ended before.

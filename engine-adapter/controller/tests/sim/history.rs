@@ -7,9 +7,10 @@ use crate::replica::{Replica, SECTORS, Staged};
 use crate::world::{MS, Weather, World, address};
 use longhorn_controller::rules::Mode;
 use longhorn_controller::rules::call_timeout::CallTimeout;
+use longhorn_controller::rules::rebuild::File;
 use longhorn_controller::rules::start::StartError;
 use longhorn_controller::volume::{Call, Controller, Replicas as _, Target};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ struct History {
     faults: bool,
     stats: Stats,
     names: u64,
+    /// What the last rebuild of each replica brought.
+    lists: BTreeMap<usize, Vec<File>>,
 }
 
 /// Runs the history of a seed.
@@ -59,7 +62,16 @@ pub fn run(seed: u64, steps: usize) -> Result<Stats, String> {
     let sim = Sim::new(World::new(seed, replicas, weather));
     let controller = controller(&sim, counters, false);
     let stats = Stats::default();
-    let mut history = History { sim, controller, random, counters, faults, stats, names: 0 };
+    let mut history = History {
+        sim,
+        controller,
+        random,
+        counters,
+        faults,
+        stats,
+        names: 0,
+        lists: BTreeMap::new(),
+    };
     let outcome = history.play(count, size, steps);
     let mut world = history.sim.world();
     let first = world.violation.take().map_or(outcome, Err);
@@ -381,10 +393,15 @@ impl History {
             Ok(files) => files,
             Err(error) => return self.failed(replica, &error.to_string()),
         };
-        if self.random.u32(0..20) == 0 {
-            // As one may be who does not know whether anything has come in.
-            let early = self.controller.verify_rebuild(&target.address, "");
-            self.report("verified at once", replica, early);
+        match self.random.u32(0..20) {
+            0 => {
+                // As one may be who does not know whether anything has come in.
+                let early = self.controller.verify_rebuild(&target.address, "");
+                self.report("verified at once", replica, early);
+            }
+            1 => return self.unmarked(replica),
+            2 if self.lists.contains_key(&replica) => return self.old_list(replica, session),
+            _ => {}
         }
         self.sim.world().replicas[replica].syncing = true;
         for file in &files {
@@ -429,17 +446,53 @@ impl History {
         if let Err(error) = verified {
             let text = error.to_string();
             // All that it lacked came, so it had too many.
-            if text.contains("chain not equal") || text.contains("disk number") {
+            let extra = ["chain not equal", "disk number", "did not come in"];
+            if extra.iter().any(|extra| text.contains(extra)) {
                 return Err(text);
             }
             return self.failed(replica, &text);
         }
         self.stats.rebuilds += 1;
+        self.lists.insert(replica, files);
         let call = vec![(target, Call::SetRebuilding(false))];
         self.sim.call_all(call, Some(CallTimeout::at_most(Duration::from_secs(1))));
         // Whoever asks for it asks until it is done.
         self.sim.world().replicas[replica].rebuilding = false;
         Ok(())
+    }
+
+    /// The last call of an earlier rebuild comes late.
+    fn unmarked(&mut self, replica: usize) -> Result<(), String> {
+        let target = Target { address: address(replica), instance: String::new() };
+        self.sim.call_all(vec![(target, Call::SetRebuilding(false))], None);
+        self.late(replica)
+    }
+
+    /// The list of an earlier rebuild comes late.
+    fn old_list(&mut self, replica: usize, session: u64) -> Result<(), String> {
+        for file in self.lists[&replica].clone() {
+            if let Err(why) = self.transfer(replica, session, &file.name) {
+                self.note(&format!("old list of r{replica}: {why}"));
+                return Ok(());
+            }
+        }
+        {
+            let mut world = self.sim.world();
+            let its = &mut world.replicas[replica];
+            its.reload();
+            its.filled = true;
+        }
+        self.late(replica)
+    }
+
+    /// A call has come late, and the replica is not complete for it.
+    fn late(&mut self, replica: usize) -> Result<(), String> {
+        let verified = self.controller.verify_rebuild(&address(replica), "");
+        self.report("verified after a late call", replica, verified.as_ref().copied());
+        match verified {
+            Ok(()) => Err(format!("r{replica} is complete, and a late call came")),
+            Err(_) => Ok(()),
+        }
     }
 
     /// A file comes from some complete replica.

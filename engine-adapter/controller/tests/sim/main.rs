@@ -25,10 +25,10 @@ const STEPS: usize = 14;
 const SABOTAGE_SEEDS: u64 = 6000;
 /// Where rare ones have shown, to look there first. What histories do moves that.
 const SHOWN: [(Bug, u64); 7] = [
-    (Bug::KeepAllFull, 2072),
-    (Bug::KeepWoAhead, 975),
-    (Bug::KeepUnexpanded, 465),
-    (Bug::KeepExtraLayers, 163),
+    (Bug::KeepAllFull, 4437),
+    (Bug::KeepWoAhead, 1948),
+    (Bug::KeepUnexpanded, 296),
+    (Bug::KeepExtraLayers, 99),
     (Bug::KeepUnreverted, 484),
     (Bug::FaultRefusals, 222),
     (Bug::HealFromBefore, 414),

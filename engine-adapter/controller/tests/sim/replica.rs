@@ -74,6 +74,8 @@ pub struct Replica {
     pub layers: BTreeMap<String, Layer>,
     pub head: Layer,
     pub heads: u64,
+    /// The revert that made the head.
+    pub revert: Option<String>,
     pub size: usize,
     pub counter: i64,
     pub rebuilding: bool,
@@ -97,8 +99,12 @@ pub struct Replica {
     pub opening: u64,
     pub staged: Vec<(String, Staged)>,
     pub sync_error: String,
-    /// Whether all came in, and was reloaded, since the rebuild began.
+    /// Whether what somebody sent came in, and was reloaded, since the rebuild began.
     pub filled: bool,
+    /// Layers from before the rebuild began that have not come in since.
+    pub stale: BTreeSet<String>,
+    /// The head is from before that, too.
+    pub head_stale: bool,
     pub syncing: bool,
     /// Requests that are to fail.
     pub failing: u32,
@@ -333,7 +339,10 @@ impl Replica {
         }
         match call {
             Call::Open { .. } if self.open => return Err("replica is already open".to_owned()),
-            Call::Open { .. } => self.open = true,
+            Call::Open { .. } => {
+                self.open = true;
+                self.distrust(true);
+            }
             // It may come late, when somebody else has opened it.
             Call::Close => {
                 self.dirty = false;
@@ -341,12 +350,14 @@ impl Replica {
                 self.blemished = true;
             }
             Call::SetRebuilding(rebuilding) => {
-                self.rebuilding = *rebuilding;
+                let begins = !std::mem::replace(&mut self.rebuilding, *rebuilding);
+                self.distrust(begins || self.head_stale);
+                self.staged.clear();
                 self.filled = false;
             }
             Call::SetCounter(counter) => self.counter = *counter,
             Call::Snapshot { name, .. } => self.snapshot(name)?,
-            Call::Revert { disk, .. } => self.revert(disk)?,
+            Call::Revert { disk, revert, .. } => self.revert(disk, revert)?,
             Call::Expand(size) => self.expand(*size as usize / (SECTORS * 512))?,
             Call::RemoveDisk(disk) => {
                 self.rotten.retain(|(holder, _)| holder.as_ref() != Some(disk));
@@ -365,6 +376,25 @@ impl Replica {
         }
         self.modified = now as i64 * 1000;
         if fails { Err("the answer was lost".to_owned()) } else { Ok(self.info()) }
+    }
+
+    /// Nothing that a marked replica has is known to be the volume's.
+    fn distrust(&mut self, head: bool) {
+        self.head_stale = self.rebuilding && head;
+        let marked = self.layers.keys().filter(|_| self.rebuilding);
+        self.stale = marked.cloned().collect();
+    }
+
+    /// Why it is not complete.
+    fn unfilled(&self) -> String {
+        let stale = self.stale.iter().find(|disk| self.layers.contains_key(*disk));
+        match (self.filled, stale) {
+            _ if !self.rebuilding => String::new(),
+            (false, _) => "nothing came in".to_owned(),
+            (true, stale) => {
+                stale.map_or_else(String::new, |disk| format!("{disk} did not come in"))
+            }
+        }
     }
 
     fn refusal(&self, call: &Call) -> String {
@@ -387,6 +417,9 @@ impl Replica {
         if self.layers.len() >= self.table {
             return Err(format!("failed to create new disk {name}: {FULL_TABLE}"));
         }
+        if std::mem::take(&mut self.head_stale) {
+            self.stale.insert(disk.clone());
+        }
         let layer = std::mem::take(&mut self.head);
         let rotten = std::mem::take(&mut self.rotten).into_iter();
         let holder = |holder: Option<String>| holder.unwrap_or_else(|| disk.clone());
@@ -394,16 +427,18 @@ impl Replica {
         self.layers.insert(disk.clone(), layer);
         self.head.parent = Some(disk);
         self.heads += 1;
+        self.revert = Some(String::new());
         Ok(())
     }
 
-    fn revert(&mut self, disk: &str) -> Result<(), String> {
+    fn revert(&mut self, disk: &str, revert: &str) -> Result<(), String> {
         if !self.layers.contains_key(disk) {
             return Err(format!("cannot revert to disk file {disk}"));
         }
         self.head = Layer { parent: Some(disk.to_owned()), ..Layer::default() };
         self.rotten.retain(|(holder, _)| holder.is_some());
         self.heads += 1;
+        self.revert = Some(revert.to_owned());
         Ok(())
     }
 
@@ -423,6 +458,7 @@ impl Replica {
     pub fn reload(&mut self) {
         for (disk, staged) in std::mem::take(&mut self.staged) {
             if let Staged::Blocks(_) = staged {
+                self.stale.remove(&disk);
                 self.rotten.retain(|(holder, _)| holder.as_ref() != Some(&disk));
             }
             let layer = self.layers.entry(disk).or_default();
@@ -450,10 +486,7 @@ impl Replica {
             size: (self.sectors() * 512).to_string(),
             sector_size: 512,
             state: self.state().to_owned(),
-            dbs: Some(ptypes::Facts {
-                unfilled: if self.rebuilding && !self.filled { "nothing came in" } else { "" }
-                    .to_owned(),
-            }),
+            dbs: Some(ptypes::Facts { unfilled: self.unfilled(), revert: self.revert.clone() }),
             ..ptypes::Replica::default()
         };
         if !self.open {

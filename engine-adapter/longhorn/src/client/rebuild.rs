@@ -3,13 +3,13 @@
 use super::{ByReplica, Engine, Listed, RebuildStatus, ReplicaLink, SyncOptions};
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_service::log;
+use longhorn_wire::names;
 use longhorn_wire::proto::controller::ReplicaMode;
 use longhorn_wire::proto::ptypes::{Replica, SyncFileInfo};
+use std::collections::BTreeMap;
 
 /// From this version on a controller says from how many replicas one may be filled at once.
 const LIMIT_API: i64 = 6;
-/// What is in the name of a head, which a controller copies itself.
-const HEAD: &str = "volume-head";
 
 /// A replica to be added.
 #[derive(Debug, Clone)]
@@ -53,10 +53,12 @@ impl Engine {
         log::info("rebuild", &[("replica", address), ("from", &sources.chosen.join(","))]);
         replica.set_rebuilding(true).await?;
         let files = self.prepare_rebuild(address, instance).await?;
-        if files.iter().any(|file| file.from_file_name.contains(HEAD)) {
+        // That a controller copies itself.
+        let is_head = |name: &str| names::head_number(name.trim_end_matches(".meta")).is_some();
+        if files.iter().any(|file| is_head(&file.from_file_name)) {
             return Err(Error::invalid("sync file list shouldn't contain volume head"));
         }
-        sources.fill(&replica, files, options).await?;
+        sources.fill(self, &replica, files, options).await?;
         replica.reload().await?;
         self.verify_rebuild(address, instance).await?;
         let Err(error) = replica.set_rebuilding(false).await else { return Ok(()) };
@@ -186,7 +188,34 @@ impl Engine {
             let surplus = chosen.len().saturating_sub(limit);
             others.extend(chosen.drain(..surplus));
         }
-        Ok(Sources { chosen, others })
+        Ok(Sources { chosen: self.alike(chosen).await?, others })
+    }
+
+    /// Those replicas whose tree is that of the last one, from which a controller takes the list of files. Where a purge
+    /// has ended on one and not on another, layers of one name hold different things.
+    async fn alike(&self, addresses: Vec<String>) -> Result<Vec<String>> {
+        if addresses.len() < 2 {
+            return Ok(addresses);
+        }
+        let (mut alike, mut wanted) = (Vec::new(), None);
+        for (nth, address) in addresses.into_iter().rev().enumerate() {
+            let answer = ReplicaLink::new(&address, self.volume(), "")?.get().await;
+            let tree = answer.map(|replica| tree(&replica));
+            match tree {
+                // It shows when it is asked for its layers.
+                Err(_) if nth == 0 => return Ok(vec![address]),
+                Err(e) => log::warn("no-source", &[("replica", &address), ("error", &e)]),
+                Ok(tree) if *wanted.get_or_insert_with(|| tree.clone()) == tree => {
+                    alike.push(address)
+                }
+                Ok(_) => {
+                    let why = "its snapshots are not those of the others";
+                    log::warn("no-source", &[("replica", &address), ("why", &why)]);
+                }
+            }
+        }
+        alike.reverse();
+        Ok(alike)
     }
 }
 
@@ -202,6 +231,7 @@ impl Sources {
     /// at once: each is right where another one is not.
     async fn fill(
         self,
+        engine: &Engine,
         replica: &ReplicaLink,
         files: Vec<SyncFileInfo>,
         options: &RebuildOptions,
@@ -211,10 +241,23 @@ impl Sources {
             Err(e) if e.kind() == ErrorKind::Damaged && !self.others.is_empty() => e,
             filled => return filled,
         };
-        let all = [self.others, self.chosen].concat();
+        let few = self.chosen.len();
+        let all = engine.alike([self.others, self.chosen].concat()).await?;
+        if all.len() <= few {
+            return Err(error);
+        }
         log::warn("rebuild", &[("replica", address), ("from", &all.join(",")), ("error", &error)]);
         replica.sync_files(&all, files, *fast_sync, sync).await
     }
+}
+
+/// The disks of a replica but the head: what each lies on, and whether it is marked as removed.
+fn tree(replica: &Replica) -> BTreeMap<String, (String, bool)> {
+    let file = &replica.backing_file;
+    let disks = replica.disks.iter();
+    let disks = disks.filter(|(name, _)| names::head_number(name).is_none() && *name != file);
+    let parent = |parent: &String| if parent == file { String::new() } else { parent.clone() };
+    disks.map(|(name, disk)| (name.clone(), (parent(&disk.parent), disk.removed))).collect()
 }
 
 fn size_of(replica: &Replica) -> Result<i64> {
@@ -237,8 +280,10 @@ async fn grow(link: &ReplicaLink, size: i64) -> Result<()> {
     if closed {
         link.open().await?;
     }
-    link.expand(size).await?;
-    if closed { link.close().await } else { Ok(()) }
+    let grown = link.expand(size).await;
+    // Open, it could not be added later.
+    let ended = if closed { link.close().await } else { Ok(()) };
+    grown.and(ended)
 }
 
 /// A replica that was being filled when its process ended may be filled again. Upstream's must first be told

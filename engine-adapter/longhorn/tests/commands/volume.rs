@@ -46,6 +46,8 @@ fn a_replica_is_added_in_upstream_s_order() {
             "ctl ReplicaList",
             "ctl VersionDetailGet",
             "ctl ReplicaRebuildConcurrentSyncLimitGet",
+            "r2 ReplicaGet",
+            "r1 ReplicaGet",
             "r3 RebuildingSet as i true",
             "ctl ReplicaPrepareRebuild",
             "r3 FilesSync as i from=r1,r2 files=2 fast=true http=5 grpc=60 to=127.0.0.1",
@@ -84,6 +86,36 @@ fn a_replica_that_is_known_to_be_complete_may_refuse_to_be_told() {
             stage.prints(&add(&stage, 1, &[]));
         }
     }
+}
+
+/// Found by review: where a purge had ended on one replica and not on another, a new one got layers of both.
+#[test]
+fn sources_whose_trees_differ_from_the_last_are_left_out() {
+    let disk = |parent: &str| DiskInfo { parent: parent.to_owned(), ..DiskInfo::default() };
+    let (a, b) = ("volume-snap-a.img", "volume-snap-b.img");
+    let stage = Stage::new(5, 4);
+    stage.world().limit = 4;
+    for (index, below) in [(0, ""), (1, a), (2, ""), (3, "")] {
+        stage.with(index, |source| {
+            let head = (format!("volume-head-00{index}.img"), disk(b));
+            source.replica.disks = [(b.to_owned(), disk(below)), head].into();
+            if index == 1 {
+                source.replica.disks.insert(a.to_owned(), disk(""));
+            }
+        });
+    }
+    stage.prints(&add(&stage, 4, &[]));
+    let asked = stage.asked().join("\n");
+    assert!(asked.contains("from=r0,r2,r3 "), "{asked}");
+    // Nor are they asked where something is damaged.
+    let stage = Stage::new(3, 2);
+    stage.with(0, |source| source.replica.disks = [(a.to_owned(), disk(""))].into());
+    stage.refuse("FilesSync", Code::DataLoss, "damaged");
+    let text = stage.fails(&add(&stage, 2, &[]));
+    assert!(text.contains("damaged"), "{text}");
+    let asked = stage.asked();
+    let syncs = asked.iter().filter(|asked| asked.contains("FilesSync"));
+    assert!(syncs.map(|asked| asked.contains("from=r1 ")).eq([true]), "{asked:?}");
 }
 
 #[test]
@@ -136,11 +168,21 @@ fn a_rebuild_ends_at_the_step_that_fails() {
     stage.with(1, |new| new.replica.size = (SIZE * 2).to_string());
     let text = stage.fails(&add(&stage, 1, &[]));
     assert!(text.contains("cannot add new replica larger than size 67108864"), "{text}");
+    // Found by review: it stayed open, and could not be added until its process was started again.
+    let stage = Stage::new(2, 1);
+    stage.with(1, |new| new.replica.size = (SIZE / 2).to_string());
+    stage.refuse("ReplicaExpand", Code::Unknown, "not today");
+    assert!(stage.fails(&add(&stage, 1, &[])).contains("not today"));
+    assert_eq!(stage.asked().last().unwrap(), "r1 ReplicaClose");
     // A list with the head in it would overwrite what is being written.
     let stage = Stage::new(2, 1);
     stage.world().files = vec![file("volume-head-001.img")];
     let text = stage.fails(&add(&stage, 1, &[]));
     assert!(text.contains("sync file list shouldn't contain volume head"), "{text}");
+    // Found by review: nor could any list with a snapshot whose name only looks like it.
+    stage.world().files = vec![file("volume-snap-my-volume-head-001.img")];
+    stage.world().listed.truncate(1);
+    stage.prints(&add(&stage, 1, &[]));
     let stage = Stage::new(2, 1);
     stage.set_mode(0, ReplicaMode::Err);
     let text = stage.fails(&add(&stage, 1, &[]));

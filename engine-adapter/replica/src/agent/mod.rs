@@ -54,6 +54,9 @@ pub const SERVICE_NAMES: [&str; 2] = [AGENT, PEER];
 /// How long the end waits for what has been told of it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long a purge waits for who reads a snapshot, as a multiple of the pause of rebuilds.
+const READERS: u32 = 6;
+
 /// What an agent is started with.
 #[derive(Debug)]
 pub struct AgentOptions {
@@ -66,7 +69,8 @@ pub struct AgentOptions {
     pub lock_dir: PathBuf,
     /// Where the node's own directories are to be seen, for a rebuild from files on the same node.
     pub host: PathBuf,
-    /// The pause before the second attempt at something that failed in a rebuild; it grows.
+    /// The pause before the second attempt at something that failed in a rebuild; it grows. A purge waits for some of
+    /// them.
     pub rest: Duration,
 }
 
@@ -172,7 +176,9 @@ impl Agent {
 
     /// Purges, to the end.
     fn purge(&self, job: Job) {
-        let outcome = Purge { replica: &self.replica, hashes: &self.hashes, job: &job }.run();
+        let readers = self.rest * READERS;
+        let (replica, hashes) = (&*self.replica, &self.hashes);
+        let outcome = Purge { replica, hashes, job: &job, readers }.run();
         if let Err(error) = &outcome {
             let volume = self.replica.volume_name();
             dbs_service::log::error("purge", &[("volume", &volume), ("error", error)]);

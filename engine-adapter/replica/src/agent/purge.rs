@@ -17,7 +17,7 @@ use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_service::log;
 use longhorn_sync::image::Record;
 use longhorn_wire::names;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -29,8 +29,6 @@ const REST: u32 = 3;
 const REST_MAX: Duration = Duration::from_millis(250);
 /// How often a read is looked at that must end before the work goes on.
 const READ_PAUSE: Duration = Duration::from_millis(5);
-/// How long somebody may go on reading a snapshot that is to be deleted.
-const READERS: Duration = Duration::from_secs(30);
 
 /// What a purge is done with.
 pub struct Purge<'a> {
@@ -40,6 +38,8 @@ pub struct Purge<'a> {
     pub hashes: &'a Hashes,
     /// To tell how far it is.
     pub job: &'a Job,
+    /// How long somebody may go on reading a snapshot that is to be deleted.
+    pub readers: Duration,
 }
 
 type Disks = BTreeMap<String, Disk>;
@@ -48,7 +48,7 @@ impl Purge<'_> {
     /// Does it, until space has come back.
     ///
     /// # Errors
-    /// `Busy` if somebody goes on reading what is to be deleted; of the store.
+    /// `Busy` if somebody goes on reading what is to be deleted: all others are gone then; of the store.
     pub fn run(&self) -> Result<()> {
         if !self.replica.is_open() {
             return Ok(());
@@ -62,8 +62,18 @@ impl Purge<'_> {
         let store = self.replica.store()?;
         let total = self.replica.disks()?.values().filter(|disk| disk.removed).count() as u64;
         let mut deleted = 0;
-        while let Some(disk) = removable(&self.replica.disks()?) {
-            self.delete(&disk)?;
+        // What somebody goes on reading, and the error that tells.
+        let (mut read, mut outcome) = (BTreeSet::new(), Ok(()));
+        while let Some(disk) = removable(&self.replica.disks()?, &read) {
+            match self.delete(&disk) {
+                Err(e) if e.kind() == ErrorKind::Busy => {
+                    read.insert(disk);
+                    outcome = outcome.and(Err(e));
+                    self.check_open()?;
+                    continue;
+                }
+                deleted => deleted?,
+            }
             // Of a replica that is closed nothing is deleted, and the disk would come again.
             self.check_open()?;
             deleted += 1;
@@ -87,7 +97,7 @@ impl Purge<'_> {
                 ],
             );
         }
-        Ok(())
+        outcome
     }
 
     /// Deletes a disk, together with what depends on its present content.
@@ -100,7 +110,7 @@ impl Purge<'_> {
         let begun = Instant::now();
         loop {
             match self.replica.remove(disk, false) {
-                Err(e) if e.kind() == ErrorKind::Busy && begun.elapsed() < READERS => {
+                Err(e) if e.kind() == ErrorKind::Busy && begun.elapsed() < self.readers => {
                     sleep(Duration::from_millis(100));
                 }
                 Err(e) => return Err(e.context(format!("failed to remove {disk}"))),
@@ -184,9 +194,12 @@ impl Purge<'_> {
     }
 }
 
-/// A disk to delete next: leaves before what is to be merged.
-fn removable(disks: &Disks) -> Option<String> {
-    let removed = || disks.iter().filter(|(_, disk)| disk.removed && disk.snapshot.is_some());
+/// A disk to delete next, but none of `kept`: leaves before what is to be merged.
+fn removable(disks: &Disks, kept: &BTreeSet<String>) -> Option<String> {
+    let may = |name: &String, disk: &Disk| {
+        disk.removed && disk.snapshot.is_some() && !kept.contains(name)
+    };
+    let removed = || disks.iter().filter(|(name, disk)| may(name, disk));
     let leaf = removed().find(|(_, disk)| disk.children.is_empty());
     let merged = || {
         removed().find(|(_, disk)| match disk.children.as_slice() {
@@ -219,7 +232,7 @@ mod tests {
 
     #[test]
     fn leaves_go_first_and_what_others_need_stays() {
-        let next = |links: &[_]| removable(&tree(links));
+        let next = |links: &[_]| removable(&tree(links), &BTreeSet::new());
         // a - b - head, c and d on a side branch of a.
         let chain = [("a", "", true), ("b", "a", true), ("head", "b", false)];
         assert_eq!(next(&chain).as_deref(), Some("a"));
@@ -231,5 +244,7 @@ mod tests {
         let branch = [&chain[..], &[("d", "a", false)]].concat();
         assert_eq!(next(&branch), None);
         assert_eq!(next(&[("a", "", false), ("head", "a", false)]), None);
+        let read = BTreeSet::from(["a".to_owned()]);
+        assert_eq!(removable(&tree(&chain), &read), None);
     }
 }

@@ -45,6 +45,8 @@ struct Order {
     traffic: Arc<Traffic>,
     skipped: AtomicU64,
     fast: bool,
+    /// There is one source.
+    alone: bool,
     to_host: String,
     http_timeout: i32,
     call_timeout: Duration,
@@ -100,6 +102,7 @@ impl Agent {
             traffic: Arc::default(),
             skipped: AtomicU64::new(0),
             fast: request.fast_sync,
+            alone: addresses.len() == 1,
             to_host: remote::bare_host(&request.to_host).to_owned(),
             http_timeout: request.file_sync_http_client_timeout,
             call_timeout: match u64::try_from(request.grpc_timeout_seconds) {
@@ -107,12 +110,14 @@ impl Agent {
                 _ => remote::LONG_CALL,
             },
         });
-        let fill = self.replica.incoming().begin_fill();
+        let mut fill = self.replica.incoming().begin_fill();
         let mut local = false;
         if let Some(paths) = request.local_sync {
             match order.copy_locally(paths, items.clone()).await {
                 Ok(()) => local = true,
                 Err(error) => {
+                    // What came of it comes again.
+                    fill = self.replica.incoming().begin_fill();
                     let volume = self.replica.volume_name();
                     let fields: [(&str, &dyn std::fmt::Display); 2] =
                         [("volume", &volume), ("why", &error)];
@@ -190,7 +195,7 @@ impl Order {
                 (Some(peer), Ok(FileName::Snapshot(_) | FileName::SnapshotMeta(_))) => {
                     self.fetch(peer, &item).await
                 }
-                _ => self.have_sent(&agent, &item).await,
+                _ => self.have_sent_whole(&agent, &item).await,
             };
             failures = match &outcome {
                 Ok(()) => 0,
@@ -205,6 +210,18 @@ impl Order {
             }
         }
         Ok(())
+    }
+
+    /// Has a file sent by an agent of upstream's kind; an image with its description, as its content may be another
+    /// one at another source.
+    async fn have_sent_whole(&self, agent: &Address, item: &Item) -> Result<()> {
+        self.have_sent(agent, item).await?;
+        let Ok(FileName::Snapshot(disk)) = FileName::parse(&item.to) else { return Ok(()) };
+        if !self.alone {
+            let meta = |name: &str| format!("{}.meta", name.trim());
+            self.have_sent(agent, &Item::new(&meta(&item.from), &meta(&item.to), 0)).await?;
+        }
+        self.agent.replica.incoming().came_in(&disk, None)
     }
 
     /// Has a file sent by an agent of upstream's kind to a receiver here.
@@ -258,7 +275,8 @@ impl Order {
             self.skipped.fetch_add(1, Ordering::Relaxed);
             item.progress.passed.store(info.size, Ordering::Relaxed);
             log::info("layer-equal", &[("disk", &to), ("checksum", &info.checksum)]);
-            return Ok(());
+            let me = Arc::clone(self);
+            return blocking(move || me.came_in(&to, &info)).await;
         };
         let traffic = Arc::<Traffic>::default();
         let passed = Arc::clone(&item.progress.passed);
@@ -317,6 +335,7 @@ impl Order {
     fn close(&self, disk: &str, info: &LayerInfo) -> Result<()> {
         let Agent { replica, shelf, .. } = &*self.agent;
         replica.incoming().flush()?;
+        self.came_in(disk, info)?;
         if info.checksum.is_empty() {
             return Ok(());
         }
@@ -326,6 +345,11 @@ impl Order {
             log::warn("checksum-not-recorded", &[("disk", &disk), ("error", &error)]);
         }
         Ok(())
+    }
+
+    fn came_in(&self, disk: &str, info: &LayerInfo) -> Result<()> {
+        let meta = DiskMeta::parse(disk, &info.meta)?;
+        self.agent.replica.incoming().came_in(disk, Some(&meta))
     }
 
     /// Copies the files of a replica on the same node, if it has files.
@@ -361,7 +385,8 @@ impl Order {
                 let used = self.agent.uses.begin();
                 let sink = IncomingSink::new(replica, shelf, &disk, Arc::clone(&self.traffic))?;
                 copy_image(&source, &sink, &item.progress, &used)?;
-                sink.finish(None)
+                sink.finish(None)?;
+                self.agent.replica.incoming().came_in(&disk, None)
             }
             FileName::SnapshotMeta(disk) => {
                 let mut bytes = vec![0; source.size().min(1 << 20) as usize];

@@ -4,7 +4,9 @@
 //! The name of such a volume is its directory's path, with [`PREFIX`] in front; that makes it safe
 //! from being taken for another, and needs no list that could be lost. A directory counts as removed
 //! only if its marker, a file that is made beside it when it is first served, is found without it:
-//! where a disk is not mounted the marker is not there either, and nothing is deleted.
+//! where a disk is not mounted the marker is not there either, and nothing is deleted. A directory that is a mount
+//! point itself is never taken for removed. One that was only moved is found by its note, beside its old place or
+//! in a directory there, and keeps its volume.
 
 use crate::replica::FILES;
 use crate::replica::meta::VOLUME_META;
@@ -14,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock};
 
@@ -22,6 +25,8 @@ use std::sync::{Mutex, PoisonError, RwLock};
 pub const PREFIX: &str = "longhorn:";
 /// Name of the note in a replica's directory that says which store it is in.
 const STORE_NOTE: &str = "volume.store";
+/// What the marker of a directory says that was a mount point.
+const MOUNT: &str = "mount point\n";
 /// Longest name of a volume.
 const NAME_MAX_BYTES: usize = dbs_core::limits::NAME_MAX_BYTES;
 
@@ -87,6 +92,9 @@ struct Note {
     /// Its key, for as long as the system runs.
     #[serde(default)]
     key: String,
+    /// The replica's volume; nothing in a note of an older version.
+    #[serde(default)]
+    volume: String,
 }
 
 /// The replicas' volumes of one store.
@@ -142,27 +150,32 @@ impl Registry {
                     ),
                 ));
             }
+            (true, false) if was_mounted(&marker) && !is_mount(directory) => {
+                return Err(unmounted(directory, &name));
+            }
             (true, false) if marker.exists() => {
+                if let Some(moved) = self.moved_to(store, directory, &name) {
+                    return Err(Error::new(
+                        ErrorKind::Exists,
+                        format!(
+                            "the replica of `{}` was moved to `{}`: move it back, or remove what was moved",
+                            directory.display(),
+                            moved.display()
+                        ),
+                    ));
+                }
                 log::info("vanished", &[("volume", &name), ("found", &"made anew")]);
                 store.delete_volume(&name)?;
             }
-            (true, false) => {
-                return Err(Error::new(
-                    ErrorKind::Exists,
-                    format!(
-                        "the store has the volume of the replica in `{}`, which is empty: is its \
-                         disk mounted? If it is gone for good, delete the volume `{name}`",
-                        directory.display()
-                    ),
-                ));
-            }
+            (true, false) => return Err(unmounted(directory, &name)),
         }
-        if let Err(e) = mark(&marker) {
+        if let Err(e) = mark(&marker, is_mount(directory)) {
             // Then its space comes back only by hand.
             log::warn("marker", &[("path", &marker.display()), ("error", &e)]);
         }
         let key = store.key().unwrap_or_default();
-        let note = serde_json::json!(Note { store: self.store.clone(), key }).to_string();
+        let note = Note { store: self.store.clone(), key, volume: name };
+        let note = serde_json::json!(note).to_string();
         if let Err(e) = fs::write(directory.join(STORE_NOTE), note) {
             // Then a sync agent by itself does not find its way.
             log::warn("note", &[("path", &directory.display()), ("error", &e)]);
@@ -181,9 +194,14 @@ impl Registry {
     ) -> usize {
         let mut absent = BTreeSet::new();
         for volume in store.volumes(false) {
-            let gone = directory_of(&volume.name).is_some_and(|directory| self.is_gone(&directory));
-            if gone && !is_served(&volume.name) {
-                absent.insert(volume.name);
+            let gone = directory_of(&volume.name).filter(|directory| self.is_gone(directory));
+            let Some(directory) = gone.filter(|_| !is_served(&volume.name)) else { continue };
+            match self.moved_to(store, &directory, &volume.name) {
+                Some(moved) => log::warn(
+                    "moved-away",
+                    &[("volume", &volume.name), ("to", &moved.display()), ("deleted", &false)],
+                ),
+                None => drop(absent.insert(volume.name)),
             }
         }
         let mut before = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -191,7 +209,10 @@ impl Registry {
         for name in before.intersection(&absent) {
             let _no_command = commands.write().unwrap_or_else(PoisonError::into_inner);
             // One may have come and gone meanwhile.
-            if is_served(name) || !directory_of(name).is_some_and(|gone| self.is_gone(&gone)) {
+            let gone = |directory: PathBuf| {
+                self.is_gone(&directory) && self.moved_to(store, &directory, name).is_none()
+            };
+            if is_served(name) || !directory_of(name).is_some_and(gone) {
                 continue;
             }
             match store.delete_volume(name) {
@@ -213,8 +234,58 @@ impl Registry {
     /// Whether a directory was removed, and not only out of sight.
     fn is_gone(&self, directory: &Path) -> bool {
         let absent = |path: &Path| matches!(fs::symlink_metadata(path), Err(e) if e.kind() == io::ErrorKind::NotFound);
-        absent(directory) && self.marker(directory).exists()
+        let marker = self.marker(directory);
+        absent(directory) && marker.exists() && !was_mounted(&marker)
     }
+
+    /// Where the replica of this volume is now, if it was moved from its directory to another one beside that, or into
+    /// one. What cannot be looked at is none of them.
+    fn moved_to(&self, store: &Store, directory: &Path, volume: &str) -> Option<PathBuf> {
+        let volumes = store.volumes(false);
+        let has_volume = |directory: &Path| {
+            volume_of(directory).is_ok_and(|name| volumes.iter().any(|volume| volume.name == name))
+        };
+        let is_it = |other: &Path| {
+            let note = fs::read(other.join(STORE_NOTE)).ok();
+            let note = note.and_then(|text| serde_json::from_slice::<Note>(&text).ok());
+            note.filter(|note| note.store == self.store).is_some_and(|note| {
+                note.volume == volume || note.volume.is_empty() && !has_volume(other)
+            })
+        };
+        let inside = |directory: &Path| -> Vec<PathBuf> {
+            let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+            let is_dir = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+            entries.filter(is_dir).map(|entry| entry.path()).collect()
+        };
+        let beside = inside(directory.parent()?);
+        let found = beside.iter().find(|other| is_it(other)).cloned();
+        found.or_else(|| {
+            // Those with a note are replicas, with nothing of others in them.
+            let plain = beside.iter().filter(|other| !other.join(STORE_NOTE).exists());
+            plain.flat_map(|other| inside(other)).find(|other| is_it(other))
+        })
+    }
+}
+
+fn unmounted(directory: &Path, volume: &str) -> Error {
+    let text = format!(
+        "the store has the volume of the replica in `{}`, which is empty: is its disk mounted? If it is gone for good, \
+         delete the volume `{volume}`",
+        directory.display()
+    );
+    Error::new(ErrorKind::Exists, text)
+}
+
+/// Whether another file system begins at a directory.
+fn is_mount(directory: &Path) -> bool {
+    let device = |path: &Path| fs::metadata(path).ok().map(|found| found.dev());
+    let parent = directory.parent().and_then(device);
+    device(directory).zip(parent).is_some_and(|(its, parent)| its != parent)
+}
+
+/// Whether it was one when its replica was last served.
+fn was_mounted(marker: &Path) -> bool {
+    fs::read(marker).is_ok_and(|text| text == MOUNT.as_bytes())
 }
 
 fn has(directory: &Path, file: &str) -> Result<bool> {
@@ -229,14 +300,20 @@ fn has(directory: &Path, file: &str) -> Result<bool> {
     })
 }
 
-fn mark(marker: &Path) -> io::Result<()> {
-    match File::options().write(true).create_new(true).open(marker) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+fn mark(marker: &Path, is_mount: bool) -> io::Result<()> {
+    let is_new = match File::options().write(true).create_new(true).open(marker) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
         made => {
             made?.sync_all()?;
-            File::open(marker.parent().unwrap_or(Path::new("/")))?.sync_all()
+            true
         }
+    };
+    if was_mounted(marker) != is_mount {
+        let mut file = File::options().write(true).truncate(true).open(marker)?;
+        file.write_all(if is_mount { MOUNT.as_bytes() } else { b"" })?;
+        file.sync_all()?;
     }
+    if is_new { File::open(marker.parent().unwrap_or(Path::new("/")))?.sync_all() } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -318,6 +395,60 @@ mod tests {
         assert_eq!(setup.volumes(), [kept_volume.as_str(), "longhorn:odd", "plain"]);
         let left = fs::read_dir(gone.parent().unwrap()).unwrap().count();
         assert_eq!(left, 2, "a directory and its marker");
+    }
+
+    /// Found by review: who moved a directory aside, to be safe, lost the volume.
+    #[test]
+    fn a_directory_that_was_moved_keeps_its_volume() {
+        let setup = Setup::new();
+        let (directory, volume) = setup.replica("r");
+        setup.replica("other");
+        let disk = directory.parent().unwrap();
+        fs::create_dir(disk.join("aside")).unwrap();
+        for place in [disk.join("r.old"), disk.join("aside/r")] {
+            fs::rename(&directory, &place).unwrap();
+            assert_eq!([(); 3].map(|()| setup.sweep()), [0; 3]);
+            fs::create_dir(&directory).unwrap();
+            let refused = setup.registry.admit(&setup.store, &directory).unwrap_err();
+            assert!(refused.to_string().contains("was moved to"), "{refused}");
+            fs::remove_dir(&directory).unwrap();
+            // A note of an older version.
+            let note = serde_json::json!({ "store": setup.registry.store, "key": "" }).to_string();
+            fs::write(place.join(STORE_NOTE), note).unwrap();
+            assert_eq!([(); 3].map(|()| setup.sweep()), [0; 3]);
+            fs::rename(&place, &directory).unwrap();
+            setup.registry.admit(&setup.store, &directory).unwrap();
+        }
+        fs::remove_dir_all(&directory).unwrap();
+        assert_eq!([(); 2].map(|()| setup.sweep()), [0, 1]);
+        assert!(!setup.volumes().contains(&volume));
+    }
+
+    /// Found by review: the marker lies beside it, on the file system of the parent, and so was there.
+    #[test]
+    fn a_directory_that_was_a_mount_point_is_not_taken_for_removed() {
+        let setup = Setup::new();
+        let Ok(other) = tempfile::tempdir_in("/dev/shm") else {
+            println!("SKIPPED: /dev/shm is missing");
+            return;
+        };
+        let disk = setup.directory.path().join("disk");
+        let directory = disk.join("r");
+        // Another file system, as a mount would have it.
+        std::os::unix::fs::symlink(other.path(), &directory).unwrap();
+        if !is_mount(&directory) {
+            println!("SKIPPED: two file systems are missing");
+            return;
+        }
+        setup.registry.admit(&setup.store, &directory).unwrap();
+        let volume = volume_of(&directory).unwrap();
+        setup.store.create_volume(&volume, 1 << 20).unwrap();
+        fs::remove_file(&directory).unwrap();
+        assert_eq!([(); 3].map(|()| setup.sweep()), [0; 3]);
+        fs::create_dir(&directory).unwrap();
+        let refused = setup.registry.admit(&setup.store, &directory).unwrap_err();
+        assert!(refused.to_string().contains("is its disk mounted?"), "{refused}");
+        assert_eq!(setup.volumes(), [volume]);
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Replica {
             _ => e.context(format!("failed to create new disk {name}")),
         })?;
         self.pending().head_frozen(name);
-        self.headed_anew();
+        self.headed_anew(Some(String::new()));
         Ok(())
     }
 
@@ -70,6 +70,14 @@ impl Replica {
     /// `NotFound`, `Invalid` for a removed one, `NoSpace`; after these nothing has changed. Others of the
     /// store.
     pub fn revert(&self, disk: &str, created: &str) -> Result<()> {
+        self.revert_as(disk, created, None)
+    }
+
+    /// As [`Replica::revert`]; `revert` names it, the same on all replicas of the volume.
+    ///
+    /// # Errors
+    /// As [`Replica::revert`].
+    pub fn revert_as(&self, disk: &str, created: &str, revert: Option<String>) -> Result<()> {
         check_given(disk, created)?;
         let Some(_work) = self.begin()? else { return Ok(()) };
         let store = self.take_over()?;
@@ -91,7 +99,7 @@ impl Replica {
         store.rollback_keeping_size(&self.options.volume, snapshot)?;
         self.state().restored = None;
         self.pending().head_dropped();
-        self.headed_anew();
+        self.headed_anew(revert);
         // Upstream's state does not change with it.
         if let Some(opened) = &mut self.state().opened {
             opened.dirty = dirty;
@@ -100,11 +108,12 @@ impl Replica {
         Ok(())
     }
 
-    /// There is a new, empty head.
-    pub(super) fn headed_anew(&self) {
+    /// There is a new, empty head; and the revert that made it, none, or nothing if that is not known.
+    pub(super) fn headed_anew(&self, revert: Option<String>) {
         {
             let mut state = self.state();
             state.head += 1;
+            state.revert = revert;
             state.marked = None;
         }
         self.set_dirty();

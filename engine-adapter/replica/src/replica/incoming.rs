@@ -7,6 +7,7 @@
 
 use super::Replica;
 use super::change::created;
+use super::generation::Generation;
 use crate::replica::meta::DiskMeta;
 use dbs_core::info::LayerInfo;
 use dbs_core::store::{Link, SnapshotOptions};
@@ -14,8 +15,7 @@ use dbs_core::volume::Layer;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_service::log;
 use longhorn_wire::names;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::collections::BTreeSet;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -27,56 +27,6 @@ pub(super) const MERGE_PATIENCE: Duration = Duration::from_secs(60);
 pub(super) const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 /// Before the next attempt at it.
 const MERGE_PAUSE: Duration = Duration::from_millis(5);
-
-/// What has come in besides layers.
-#[derive(Debug, Default)]
-pub(super) struct Pending {
-    /// Descriptions of snapshots, by their names.
-    snapshots: BTreeMap<String, DiskMeta>,
-    /// Description of the head.
-    head: Option<DiskMeta>,
-    /// Snapshot that the described head has become since, with that description.
-    frozen: Option<(String, DiskMeta)>,
-    /// Snapshots that are to go once what comes in has left them.
-    pub(super) leaving: BTreeSet<String>,
-    /// A snapshot of another volume is coming in, into a volume that is not being rebuilt.
-    pub(super) cloning: bool,
-    /// How far a rebuild is since it began, or since the replica was opened.
-    filling: Filling,
-}
-
-/// How far a rebuild is.
-#[derive(Debug, Default)]
-enum Filling {
-    /// Nothing has come in.
-    #[default]
-    Empty,
-    /// Layers are coming in, or some did not come.
-    Coming(Arc<()>),
-    /// All layers are here, and not seen yet.
-    Here,
-    /// The volume has them.
-    Seen,
-}
-
-/// Layers that are coming in, all that a rebuild is to bring.
-#[derive(Debug)]
-pub struct Fill(Weak<()>);
-
-impl Pending {
-    /// The head has become this snapshot: what is to be below it is to be below the snapshot now, and
-    /// the new head stays on that.
-    pub(super) fn head_frozen(&mut self, snapshot: &str) {
-        if let Some(head) = self.head.take() {
-            self.frozen = Some((snapshot.to_owned(), head));
-        }
-    }
-
-    /// The head is gone, and what was to be below it concerns nobody: the new one is where it should be.
-    pub(super) fn head_dropped(&mut self) {
-        self.head = None;
-    }
-}
 
 /// The receiving side of a replica.
 #[derive(Debug)]
@@ -119,7 +69,9 @@ impl Incoming<'_> {
         let store = self.ready()?;
         let volume = &self.replica.options.volume;
         let layers = self.layers()?;
-        let Some(found) = find(&layers, snapshot) else {
+        self.replica.pending().stale.insert(snapshot.to_owned());
+        let cloned = self.replica.pending().cloning && self.set_aside(&store, &layers, snapshot)?;
+        let Some(found) = find(&layers, snapshot).filter(|_| !cloned) else {
             let name = staged(snapshot);
             let options = SnapshotOptions { system: true, ..Default::default() };
             store.insert_snapshot(volume, &name, size, &options)?;
@@ -137,6 +89,34 @@ impl Incoming<'_> {
             store.relink(volume, &[link], head.and_then(|head| head.parent.as_deref()))?;
         }
         store.layer(volume, Some(&name))
+    }
+
+    /// Takes its name from what an earlier clone brought, and whether there was something: one of several replicas may
+    /// have failed, or this one before its head was put on it, and all are asked again. Not if the volume has been
+    /// written since, or has a snapshot on it, nor a snapshot that no clone made.
+    fn set_aside(&self, store: &Store, layers: &[LayerInfo], snapshot: &str) -> Result<bool> {
+        let replica = self.replica;
+        let named = |layer: &&LayerInfo| layer.name.as_deref() == Some(snapshot);
+        let Some(cloned) = layers.iter().find(named) else { return Ok(false) };
+        let on_it = |layer: &&LayerInfo| layer.parent.as_deref() == Some(snapshot);
+        let made_otherwise = cloned.user_created || cloned.parent.is_some();
+        if replica.state().rebuilding
+            || made_otherwise
+            || layers.iter().filter(on_it).any(|layer| layer.name.is_some())
+            || !replica.is_head_empty(store)?
+        {
+            return Ok(false);
+        }
+        let volume = &replica.options.volume;
+        replica.note_generation(Generation::change);
+        if layers.iter().filter(on_it).any(|layer| layer.name.is_none()) {
+            store.relink(volume, &[], None)?;
+        }
+        // Somebody may be reading it; it goes with what is staged.
+        let aside = format!("{}{}", names::STAGING_PREFIX, longhorn_wire::time::now_ns());
+        store.rename_snapshot(volume, snapshot, &aside)?;
+        log::info("clone-again", &[("volume", volume), ("snapshot", &snapshot)]);
+        Ok(true)
     }
 
     /// Takes the description of a disk, to hold from the next reload on; of a head, only its parent
@@ -157,7 +137,7 @@ impl Incoming<'_> {
                 log::warn("incoming", &[("volume", volume), ("late", &disk)]);
             }
             None => {
-                pending.snapshots.insert(snapshot_of(disk)?.to_owned(), meta);
+                pending.described(snapshot_of(disk)?, meta);
             }
         }
         Ok(())
@@ -189,7 +169,9 @@ impl Incoming<'_> {
             return Err(Error::invalid("the replica is not open"));
         };
         self.mark()?;
-        *replica.pending() = Pending { cloning: true, ..Pending::default() };
+        let mut pending = replica.pending();
+        pending.forget();
+        pending.cloning = true;
         Ok(())
     }
 
@@ -223,35 +205,16 @@ impl Incoming<'_> {
         let _work = replica.work();
         let store = replica.store().inspect_err(|_| {
             // Whoever has the store has cleared it of what was begun.
-            *replica.pending() = Pending::default();
+            replica.pending().forget();
         })?;
         let shown = if went_well { replica.show_incoming(&store) } else { Ok(()) };
         let cleared = replica.settle_staged(&store);
-        *replica.pending() = Pending::default();
+        replica.pending().forget();
         let rebuilding = replica.state().rebuilding;
         if !rebuilding {
             store.set_rebuilding(&replica.options.volume, false)?;
         }
         shown.and(cleared)
-    }
-
-    /// Begins to bring all that a rebuild is to bring.
-    #[must_use]
-    pub fn begin_fill(&self) -> Fill {
-        let begun = Arc::new(());
-        let fill = Fill(Arc::downgrade(&begun));
-        self.replica.pending().filling = Filling::Coming(begun);
-        fill
-    }
-
-    /// All of it has come in. It is of no use to a rebuild that began later, nor to a replica that was closed.
-    pub fn end_fill(&self, fill: &Fill) {
-        let mut pending = self.replica.pending();
-        if let Filling::Coming(begun) = &pending.filling
-            && fill.0.ptr_eq(&Arc::downgrade(begun))
-        {
-            pending.filling = Filling::Here;
-        }
     }
 
     /// Makes what has come in durable.
@@ -281,44 +244,22 @@ impl Incoming<'_> {
 }
 
 impl Replica {
-    pub(super) fn pending(&self) -> MutexGuard<'_, Pending> {
-        // Nothing that can panic leaves it inconsistent.
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether layers may come in in place of those that are here.
     #[must_use]
     pub fn is_rebuilding(&self) -> bool {
         self.state().rebuilding
     }
 
-    /// What a replica that is being rebuilt lacks; nothing if it has all that it was to get.
-    pub(super) fn unfilled(&self) -> &'static str {
-        match self.pending().filling {
-            Filling::Empty => "no layers have come in since its rebuild began",
-            Filling::Coming(_) => "not all layers have come in",
-            Filling::Here => "the layers that have come in are not seen before the next reload",
-            Filling::Seen => "",
-        }
-    }
-
-    /// What has come in is part of the volume.
-    pub(super) fn see_filled(&self) {
-        let mut pending = self.pending();
-        if matches!(pending.filling, Filling::Here) {
-            pending.filling = Filling::Seen;
-        }
-    }
-
     /// Gives everything that has come in its name and place.
     ///
     /// # Errors
-    /// `NotFound` for a description without its layer or a parent that is not here, those of the
-    /// store.
+    /// `NotFound` for a description without its layer or a parent that is not here, `Invalid` if content and
+    /// descriptions are of replicas whose trees differ, those of the store.
     pub(super) fn show_incoming(&self, store: &Store) -> Result<()> {
         let volume = &self.options.volume;
         let (described, head, frozen) = {
             let pending = self.pending();
+            pending.check_parents()?;
             (pending.snapshots.clone(), pending.head.clone(), pending.frozen.clone())
         };
         if described.is_empty() && head.is_none() && frozen.is_none() {
@@ -355,6 +296,7 @@ impl Replica {
         log::info("incoming", &[("volume", volume), ("snapshots", &count)]);
         let mut pending = self.pending();
         pending.snapshots.clear();
+        pending.parents.clear();
         pending.head = None;
         pending.frozen = None;
         let mut leaving = std::mem::take(&mut pending.leaving);
@@ -429,7 +371,7 @@ fn find<'a>(layers: &'a [LayerInfo], snapshot: &str) -> Option<&'a LayerInfo> {
     named(snapshot).or_else(|| named(&staged(snapshot)))
 }
 
-fn parent_of(meta: &DiskMeta) -> Option<String> {
+pub(super) fn parent_of(meta: &DiskMeta) -> Option<String> {
     names::snapshot_name(&meta.parent).map(str::to_owned)
 }
 

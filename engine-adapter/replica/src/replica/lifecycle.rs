@@ -3,8 +3,9 @@
 use super::events::Events;
 use super::generation::Generation;
 use super::handover::{OpenStore, Predecessor, Sleeper, Waiting};
-use super::incoming::{MERGE_PATIENCE, Pending};
+use super::incoming::MERGE_PATIENCE;
 use super::meta::VolumeMeta;
+use super::pending::Pending;
 use super::{Opened, Place, Replica, SECTOR_SIZE};
 use dbs_core::{Error, Result, Store};
 use dbs_service::log;
@@ -134,6 +135,9 @@ impl Replica {
             active = active.with_revision(self.counters.clone());
         }
         let files = self.files()?;
+        if self.is_rebuilding() {
+            self.distrust(&self.layers(store)?, false);
+        }
         {
             let mut state = self.state();
             let opened =
@@ -280,6 +284,7 @@ impl Replica {
         let store = self.take_over()?;
         self.check_taken()?;
         self.state().restored = None;
+        let layers = self.layers(&store)?;
         if rebuilding {
             // Durable before the store's mark: that alone is what a clone has, and is taken away at the
             // next start if there is no clone. A rebuild that was cut off would count as complete.
@@ -289,9 +294,13 @@ impl Replica {
             self.repeat_in_meta();
             return Err(e);
         }
-        self.state().rebuilding = rebuilding;
+        let was_marked = std::mem::replace(&mut self.state().rebuilding, rebuilding);
+        if rebuilding {
+            self.distrust(&layers, was_marked);
+            return Ok(());
+        }
         *self.pending() = Pending::default();
-        if rebuilding { Ok(()) } else { self.note_in_meta() }
+        self.note_in_meta()
     }
 
     /// Sets the count of changes. Does nothing if it is not open.

@@ -14,7 +14,7 @@ pub const VOLUME_META: &str = "volume.meta";
 /// Longest metadata that is read: far above what labels can add up to.
 const META_MAX_BYTES: u64 = 1 << 20;
 
-/// `volume.meta`. Of these, the head's name and `dirty` are kept here alone; the rest repeats what
+/// `volume.meta`. Of these, the head's name, the revert that made it and `dirty` are kept here alone; the rest repeats what
 /// the store says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
@@ -37,6 +37,10 @@ pub struct VolumeMeta {
     pub backing_file_path: String,
     /// The volume's content is encrypted by its user.
     pub encrypted: bool,
+    /// The revert that made the head, or an empty text if none did; absent if that is not known. Only replicas of DBS
+    /// have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head_revert: Option<String>,
 }
 
 impl VolumeMeta {

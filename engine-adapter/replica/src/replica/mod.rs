@@ -20,6 +20,7 @@ mod identity;
 pub(crate) mod incoming;
 mod lifecycle;
 pub mod meta;
+mod pending;
 mod removal;
 mod restore;
 mod service;
@@ -38,12 +39,12 @@ use dbs_core::info::VolumeInfo;
 use dbs_core::{Error, ErrorKind, Result, Store, Volume};
 use generation::Generation;
 use handover::Waiting;
-use incoming::Pending;
 use longhorn_data::{Access, Durability, Gate, Revision};
 use longhorn_wire::frame::handed_over;
 use longhorn_wire::proto::ptypes;
 use longhorn_wire::{names, time};
 use meta::VolumeMeta;
+use pending::Pending;
 use restore::Restoring;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -138,6 +139,8 @@ struct State {
     unsettled: bool,
     /// Number of the head.
     head: u64,
+    /// The revert that made it, or an empty text if none did; nothing if that is not known.
+    revert: Option<String>,
     /// What `volume.meta` says: open, or not closed in good order.
     dirty: bool,
     /// As the store says.
@@ -204,6 +207,7 @@ impl Replica {
             store: place,
             unsettled: false,
             head: 0,
+            revert: None,
             dirty: false,
             rebuilding: false,
             opened: None,
@@ -308,8 +312,9 @@ impl Replica {
         };
         drop(state);
         self.show_below(&mut message);
-        let unfilled = if message.rebuilding { self.unfilled() } else { "" };
-        message.dbs = Some(ptypes::Facts { unfilled: unfilled.to_owned() });
+        let lacks = message.rebuilding.then(|| self.unfilled(&message.disks));
+        let revert = self.owned().and_then(|_| self.state().revert.clone());
+        message.dbs = Some(ptypes::Facts { unfilled: lacks.unwrap_or_default(), revert });
         Ok(message)
     }
 
@@ -387,6 +392,8 @@ impl Replica {
         self.take_below(store)?;
         let meta = VolumeMeta::read(&self.options.dir)?;
         let head = meta.as_ref().and_then(|meta| names::head_number(&meta.head));
+        let layers = self.layers(store)?;
+        let parent = ReplicaState { layers, ..Default::default() }.parent_disk();
         // A clone or restore that was cut off: the store has its mark, but the replica was not rebuilding. Of a
         // rebuild the file tells before the store does, and it may go on telling of it for want of
         // room; so without the store's mark there is none, and nothing has been changed by one.
@@ -395,6 +402,9 @@ impl Replica {
         {
             let mut state = self.state();
             state.head = head.unwrap_or(0);
+            // The file may be from before the head: for want of room, or by an older version.
+            let meta = meta.as_ref().filter(|meta| meta.parent == parent);
+            state.revert = meta.and_then(|meta| meta.head_revert.clone());
             state.dirty = meta.as_ref().is_none_or(|meta| meta.dirty);
             state.rebuilding = rebuilding;
             state.restored = None;
@@ -439,6 +449,7 @@ impl Replica {
             sector_size: SECTOR_SIZE,
             backing_file_path: self.backing_path().to_owned(),
             encrypted: self.options.encrypted,
+            head_revert: self.state().revert.clone(),
             ..Default::default()
         })
     }

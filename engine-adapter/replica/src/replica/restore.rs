@@ -5,10 +5,9 @@
 
 use super::Replica;
 use super::generation::Generation;
-use super::incoming::{
-    Incoming, MERGE_PATIENCE, Pending, SHORT_PATIENCE, link, snapshot_of, staged,
-};
+use super::incoming::{Incoming, MERGE_PATIENCE, SHORT_PATIENCE, link, snapshot_of, staged};
 use super::meta::DiskMeta;
+use super::pending::Pending;
 use dbs_core::info::{Labels, LayerInfo, LayerState};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::Layer;
@@ -137,7 +136,7 @@ impl Incoming<'_> {
         replica.state().restoring = None;
         // Where that fails the mark stays, and the next start does it.
         let settled = replica.clear_restore(&store);
-        replica.headed_anew();
+        replica.headed_anew(None);
         settled?;
         replica.state().restored = Some(restored);
         Ok(())
@@ -257,7 +256,7 @@ impl Replica {
     }
 
     /// Whether the head holds nothing: neither data nor zeros.
-    fn is_head_empty(&self, store: &Store) -> Result<bool> {
+    pub(super) fn is_head_empty(&self, store: &Store) -> Result<bool> {
         let head = store.layer(&self.options.volume, None)?;
         let (mut at, end) = (0, head.size());
         while at < end {

@@ -144,12 +144,13 @@ impl ReplicaService for ReplicaRpc {
         &self,
         request: Request<ReplicaRevertRequest>,
     ) -> Reply<ReplicaRevertResponse> {
-        let ReplicaRevertRequest { name, created } = request.into_inner();
+        let ReplicaRevertRequest { name, created, revert } = request.into_inner();
+        let revert_name = Some(revert).filter(|revert| !revert.is_empty());
         let revert = move |replica: &Replica| {
             // With the code of what has changed nothing: who is told so by all replicas need give up none.
             let early = |e| Status::new(Code::InvalidArgument, text(&e));
             replica.check_taken().map_err(early)?;
-            replica.revert(&name, &created).map_err(failed)
+            replica.revert_as(&name, &created, revert_name).map_err(failed)
         };
         let replica = self.change(revert).await?;
         Ok(Response::new(ReplicaRevertResponse { replica }))

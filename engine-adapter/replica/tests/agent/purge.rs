@@ -119,6 +119,30 @@ fn it_is_refused_while_it_runs_and_while_rebuilding() {
     assert_eq!(node.snapshots(), ["b"]);
 }
 
+/// Found by review: one that somebody read kept all others, and the trees of the volume's replicas differed.
+#[test]
+fn what_somebody_reads_keeps_nothing_else() {
+    let runtime = runtime();
+    let node = Node::new(&runtime);
+    for name in ["a", "b", "c"] {
+        node.write(0..10, 1);
+        node.snapshot(name);
+    }
+    node.snapshot("d");
+    for name in ["a", "c"] {
+        node.replica.mark_removed(name).unwrap();
+    }
+    let reads = node.store.volume("vol@a").unwrap();
+    let status = node.purged();
+    assert!(status.error.contains("volume-snap-a.img"), "{}", status.error);
+    assert_eq!(node.snapshots(), ["a", "b", "d"]);
+    drop(reads);
+    assert_eq!(
+        (node.purged().error.as_str(), node.snapshots()),
+        ("", vec!["b".to_owned(), "d".to_owned()])
+    );
+}
+
 #[test]
 fn reset_forgets_how_it_went() {
     let runtime = runtime();

@@ -373,6 +373,104 @@ fn several_sources_share_the_work_and_a_dead_one_does_no_harm() {
     assert_eq!(target.rebuild_status().from_replica_address_list.len(), 3);
 }
 
+/// Found by review: any list was taken for all that was to come. Here is one from before the replica was added again,
+/// without the snapshot that was taken of both then: the replica's was another one.
+#[test]
+fn a_list_from_before_fills_nothing() {
+    let runtime = runtime();
+    let (source, target) = (Node::new(&runtime), Node::new(&runtime));
+    let unfilled = |node: &Node| node.replica.get().unwrap().dbs.unwrap().unfilled;
+    sample(&source);
+    both(&source, &target, "now");
+    let before = list(&source);
+    prepare(&source, &target);
+    sync(&target, request(&[&source.address], before.clone())).unwrap();
+    finish(&source, &target);
+    source.write(20..30, 5);
+    // As the controller does: the mark comes before the snapshot, and once more after it.
+    target.replica.set_rebuilding(true).unwrap();
+    both(&source, &target, "again");
+    target.replica.set_rebuilding(true).unwrap();
+    for node in [&source, &target] {
+        node.write(40..45, 6);
+        node.snapshot("during");
+    }
+    sync(&target, request(&[&source.address], before)).unwrap();
+    target.replica.reload().unwrap();
+    assert_eq!(target.snapshots(), source.snapshots());
+    assert_eq!(unfilled(&target), "volume-snap-again.img has not come in since its rebuild began");
+    let (_, now) = (prepare(&source, &target), list(&source));
+    sync(&target, request(&[&source.address], now)).unwrap();
+    target.replica.reload().unwrap();
+    assert_eq!(unfilled(&target), "");
+    finish(&source, &target);
+    assert_equal(&source, &target);
+}
+
+/// What has come in, and what was made since the mark, need not come again. What has only begun to must.
+#[test]
+fn what_a_rebuild_is_to_bring_is_what_was_here_before() {
+    let runtime = runtime();
+    let (source, target) = (Node::new(&runtime), Node::new(&runtime));
+    let unfilled = |node: &Node| node.replica.get().unwrap().dbs.unwrap().unfilled;
+    source.write(0..50, 1);
+    both(&source, &target, "a");
+    source.write(50..60, 2);
+    target.replica.set_rebuilding(true).unwrap();
+    both(&source, &target, "b");
+    prepare(&source, &target);
+    let files = list(&source);
+    both(&source, &target, "made since");
+    sync(&target, request(&[&source.address], files.clone())).unwrap();
+    target.replica.reload().unwrap();
+    assert_eq!(unfilled(&target), "");
+    // Opened again, nothing is known of what it has.
+    target.replica.close().unwrap();
+    target.replica.open(false, 0).unwrap();
+    sync(&target, request(&[&source.address], files)).unwrap();
+    target.replica.reload().unwrap();
+    assert!(unfilled(&target).contains("made since"), "{}", unfilled(&target));
+    sync(&target, request(&[&source.address], list(&source))).unwrap();
+    target.replica.reload().unwrap();
+    assert_eq!(unfilled(&target), "");
+    target.replica.incoming().begin("volume-snap-a.img", 64 * MIB).unwrap();
+    assert!(unfilled(&target).contains("volume-snap-a.img"), "{}", unfilled(&target));
+}
+
+/// Found by review: of two sources one had merged a snapshot into the next, the other not. Content came from one and
+/// description from the other, and what lay in the snapshot was in no layer.
+#[test]
+fn layers_of_sources_whose_trees_differ_are_not_mixed() {
+    let runtime = runtime();
+    let (merged, other) = (Node::new(&runtime), Node::new(&runtime));
+    for node in [&merged, &other] {
+        node.write(0..10, 1);
+        node.snapshot("a");
+        node.write(100..110, 2);
+        node.snapshot("b");
+        node.system_snapshot("now");
+    }
+    let whole = other.content(VOLUME);
+    merged.replica.remove("volume-snap-a.img", false).unwrap();
+    let merging = || merged.store.merging_remaining(VOLUME).unwrap() > 0;
+    while merging() {
+        merged.store.work(64).unwrap();
+    }
+    let files = list(&merged);
+    // Who fetches what is not known before.
+    for _ in 0..6 {
+        let target = Node::new(&runtime);
+        target.system_snapshot("now");
+        prepare(&merged, &target);
+        let from = [merged.address.as_str(), &other.address];
+        let filled = sync(&target, request(&from, files.clone()));
+        if filled.is_ok() && target.replica.reload().is_ok() {
+            assert!(target.content(VOLUME) == whole);
+            assert_eq!(target.snapshots(), merged.snapshots());
+        }
+    }
+}
+
 /// Nothing goes over for what was written there, and the error says where it is.
 #[test]
 fn a_source_that_is_damaged_is_none() {

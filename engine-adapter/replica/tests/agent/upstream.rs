@@ -103,7 +103,7 @@ impl Stock {
 
     fn revert(&self, name: &str) {
         let name = format!("volume-snap-{name}.img");
-        let request = ReplicaRevertRequest { name, created: NOW.to_owned() };
+        let request = ReplicaRevertRequest { name, created: NOW.to_owned(), ..Default::default() };
         self.runtime.block_on(self.replica.clone().replica_revert(request)).unwrap();
     }
 

@@ -191,6 +191,28 @@ fn a_new_replica_becomes_the_source() {
     assert_eq!(content(&from, "vol"), content(&to, "vol"));
 }
 
+/// Found by review: content of a replica that has "a" below it, described by one that has merged "a" into it.
+#[test]
+fn content_and_description_have_the_same_parent() {
+    let (from, to) = (source(), created(2 * SIZE));
+    join(&from, &to);
+    prepare(&from, &to);
+    send(&from, &to);
+    let _fill = to.replica.incoming().begin_fill();
+    let (name, b) = (disk("b"), snapshots(&from).remove(&disk("b")).unwrap());
+    let merged = DiskMeta { parent: String::new(), ..meta(&b) };
+    to.replica.incoming().put_meta(&name, merged.clone()).unwrap();
+    to.replica.incoming().came_in(&name, Some(&meta(&b))).unwrap();
+    let refused = to.replica.reload().unwrap_err();
+    assert!(refused.to_string().contains("differ in what it lies on (nothing, a)"), "{refused}");
+    assert!(!snapshots(&to).contains_key(&name));
+    // What is sent anew may be of another state.
+    let _fill = to.replica.incoming().begin_fill();
+    to.replica.incoming().put_meta(&name, meta(&b)).unwrap();
+    to.reload().unwrap();
+    same(&from, &to);
+}
+
 /// The head that was described is a snapshot by the time of the reload: the chain goes through it.
 #[test]
 fn snapshots_taken_meanwhile_keep_their_place() {

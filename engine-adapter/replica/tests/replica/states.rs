@@ -575,3 +575,34 @@ fn volumes_of_one_store_do_not_meet() {
     assert_eq!(benches[1].get().chain.len(), 2);
     assert_eq!(benches[1].read(0), 0);
 }
+
+/// Found by review: after a revert to where the heads lay already, cut off, replicas looked alike.
+#[test]
+fn a_head_tells_of_the_revert_that_made_it() {
+    let bench = Bench::new();
+    bench.create(&SIZE.to_string()).unwrap();
+    bench.open();
+    let revert = |bench: &Bench| bench.get().dbs.unwrap().revert;
+    assert_eq!(revert(&bench), None, "a first head");
+    bench.snapshot("a");
+    assert_eq!(revert(&bench).as_deref(), Some(""));
+    bench.replica.revert_as(&disk("a"), NOW, Some("r1".to_owned())).unwrap();
+    assert_eq!(revert(&bench).as_deref(), Some("r1"));
+    // Also in the next process; but not if that finds a file from before the head.
+    let dir = bench.end();
+    let meta = dir.path().join("volume.meta");
+    let before = std::fs::read_to_string(&meta).unwrap();
+    let bench = Bench::on(dir, |_| {});
+    bench.open();
+    assert_eq!(revert(&bench).as_deref(), Some("r1"));
+    bench.snapshot("b");
+    assert_eq!(revert(&bench).as_deref(), Some(""));
+    let dir = bench.end();
+    std::fs::write(&meta, before).unwrap();
+    let bench = Bench::on(dir, |_| {});
+    bench.open();
+    assert_eq!(revert(&bench), None);
+    // A caller that names none.
+    bench.revert("a");
+    assert_eq!(revert(&bench), None);
+}

@@ -222,7 +222,8 @@ impl Bench {
     }
 
     pub fn revert_to(&self, name: &str, created: &str) -> Outcome<Replica> {
-        let request = ReplicaRevertRequest { name: name.to_owned(), created: created.to_owned() };
+        let (name, created) = (name.to_owned(), created.to_owned());
+        let request = ReplicaRevertRequest { name, created, ..Default::default() };
         self.call(|mut c| async move { c.replica_revert(request).await })
             .map(|r| r.replica.unwrap())
     }
