@@ -28,6 +28,9 @@ pub struct Verified {
     pub read: u64,
     /// Blocks that are missing or damaged, in the order of the volume.
     pub bad: Vec<BadBlock>,
+    /// In a repository: packs that this or an earlier verification by the same object found damaged, perhaps only in what
+    /// other packs have, too.
+    pub damaged_packs: Vec<String>,
 }
 
 impl BackupStore {
@@ -93,6 +96,9 @@ impl BackupStore {
             found.bad.extend(missing.map(|(name, offset)| bad(*name, *offset, "it is not there")));
         }
         found.bad.sort_unstable_by_key(|block| block.offset);
+        if let Some(repository) = &self.repository {
+            found.damaged_packs = repository.damaged_packs();
+        }
         if !found.bad.is_empty() {
             // If somebody deletes the backup, its blocks go too.
             self.complete_backup(volume, backup)?;
@@ -101,7 +107,8 @@ impl BackupStore {
     }
 }
 
-fn is_verdict(kind: ErrorKind) -> bool {
+/// What is said of a block, rather than of the store.
+pub(crate) fn is_verdict(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Corrupt | ErrorKind::NotFound)
 }
 

@@ -16,6 +16,7 @@ pub(crate) use writer::{Ended, Writer};
 use crate::names::{BlockName, hex};
 use crate::objects::Objects;
 use crate::pool::{self, Rate};
+use crate::verify::is_verdict;
 use dbs_core::{Error, ErrorKind, Result};
 use format::{BlobKind, CHUNK_SIZE, CONFIG_LIMIT, Config, Manifest};
 use keys::{Key, Keys, Wrapped};
@@ -225,11 +226,18 @@ impl Repository {
         self.load_for(kind, &[name])?;
         let locations = self.state().locations(kind, name);
         let (mut downloaded, mut problem) = (0, None);
-        // What was damaged on its way may come through when it is sent again.
-        for location in locations.iter().flat_map(|location| [location; 2]) {
-            match self.blob_at(kind, name, location, rate, &mut downloaded) {
-                Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => {
-                    self.state().damaged.insert(location.pack);
+        for location in &locations {
+            let mut read = || self.blob_at(kind, name, location, rate, &mut downloaded);
+            let read = match read() {
+                // What was damaged on its way may come through when it is sent again.
+                Err(error) if error.kind() == ErrorKind::Corrupt => read(),
+                read => read,
+            };
+            match read {
+                Err(error) if is_verdict(error.kind()) => {
+                    if error.kind() == ErrorKind::Corrupt {
+                        self.state().damaged.insert(location.pack);
+                    }
                     problem.get_or_insert(error);
                 }
                 read => return read.map(|content| (content, downloaded)),
@@ -307,14 +315,31 @@ impl Repository {
     /// Lists by their names, in the same way.
     fn lists(&self, names: &[BlockName]) -> Result<HashMap<BlockName, Vec<u8>>> {
         let (mut found, rate) = (HashMap::new(), Rate::new(None, &self.stop));
-        let spans = self.spans(BlobKind::List, names)?;
-        let read = |span: Vec<_>| Ok(self.span(BlobKind::List, &span, &rate).0);
-        pool::each(AT_ONCE, &self.stop, spans.into_iter(), read, |lists| {
-            found.extend(lists.into_iter().flatten());
-            Ok(())
-        })?;
+        self.each_list(names, &rate, |lists| found.extend(lists))?;
         self.fill(BlobKind::List, names, &mut found, &rate)?;
         Ok(found)
+    }
+
+    /// Those of these lists that can be read, as they should be, at the first place of each.
+    fn proven_lists(&self, names: &[BlockName]) -> Result<HashSet<BlockName>> {
+        let (mut found, rate) = (HashSet::new(), Rate::new(None, &self.stop));
+        let take = |lists: Vec<_>| found.extend(lists.into_iter().map(|(name, _)| name));
+        self.each_list(names, &rate, take)?;
+        Ok(found)
+    }
+
+    fn each_list(
+        &self,
+        names: &[BlockName],
+        rate: &Rate<'_>,
+        mut found: impl FnMut(Vec<(BlockName, Vec<u8>)>),
+    ) -> Result<()> {
+        let spans = self.spans(BlobKind::List, names)?;
+        let read = |span: Vec<_>| Ok(self.span(BlobKind::List, &span, rate).0);
+        pool::each(AT_ONCE, &self.stop, spans.into_iter(), read, |lists| {
+            lists.into_iter().for_each(&mut found);
+            Ok(())
+        })
     }
 
     /// Adds what is missing of blobs: what is not there, or not as it should be, is looked for once more, and everywhere.
@@ -450,5 +475,53 @@ mod tests {
         assert!(error.to_string().contains("/packs/"), "{error}");
         assert_eq!(repository.fetch(repository.name_of(&right), &rate).unwrap().0, right);
         assert!(repository.fetch_some(&[wrong], &rate).is_err());
+    }
+
+    /// Found by review: while one thread reads the footers of packs that no index names, another one that looks for a chunk
+    /// in such a pack took it for lost.
+    #[test]
+    fn threads_wait_for_who_looks_for_packs() {
+        let root = tempfile::tempdir().unwrap();
+        let objects: Arc<dyn Objects> = Arc::new(Directory::open(root.path()).unwrap());
+        init(&objects, &InitOptions { chunk_size: Some(4096), ..InitOptions::default() }).unwrap();
+        let stop = Arc::default();
+        let repository = Arc::new(Repository::open(&objects, None, &stop).unwrap().unwrap());
+        let writer = Writer::new(&repository);
+        let names = [1, 2].map(|byte| repository.name_of(&[byte; 4096]));
+        for (name, byte) in names.iter().zip([1, 2]) {
+            writer.add_chunk(*name, &[byte; 4096], Method::None, &Rate::new(None, &stop)).unwrap();
+        }
+        writer.flush().unwrap();
+        objects.remove_all(&format::path("index")).unwrap();
+
+        // The other thread asks while the first one reads the first footer.
+        let (other, results) = std::sync::mpsc::channel();
+        let (reader, is_first) =
+            (Arc::new(std::sync::OnceLock::<Arc<Repository>>::new()), AtomicBool::new(true));
+        let (other_reader, second) = (Arc::clone(&reader), names[1]);
+        let range = move |_: &str| {
+            if !is_first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+                return;
+            }
+            let (repository, other) = (Arc::clone(other_reader.get().unwrap()), other.clone());
+            std::thread::spawn(move || {
+                let rate = AtomicBool::new(false);
+                other
+                    .send(repository.fetch(second, &Rate::new(None, &rate)).map(|(c, _)| c))
+                    .unwrap();
+            });
+            // It waits; if it does not, it has had time enough.
+            std::thread::sleep(Duration::from_millis(200));
+        };
+        let hooked = crate::objects::hooked::Hooked {
+            range: Box::new(range),
+            ..crate::objects::hooked::Hooked::on(objects)
+        };
+        let objects: Arc<dyn Objects> = Arc::new(hooked);
+        let repository = Arc::new(Repository::open(&objects, None, &stop).unwrap().unwrap());
+        assert!(reader.set(Arc::clone(&repository)).is_ok());
+        let rate = Rate::new(None, &stop);
+        assert_eq!(repository.fetch(names[0], &rate).unwrap().0, [1; 4096]);
+        assert_eq!(results.recv().unwrap().unwrap(), [2; 4096]);
     }
 }

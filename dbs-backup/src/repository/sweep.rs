@@ -2,9 +2,11 @@
 
 use super::format::{self, BlobKind, CONDEMNED_MAX, INDEX_PACKS, LIST};
 use super::keys::Kind;
+use super::state::Copies;
 use super::{AT_ONCE, Id, Repository};
 use crate::names::{BlockName, TEMPORARY, hex};
-use crate::pool::{self, Work};
+use crate::pool::{self, Rate, Work};
+use crate::verify::is_verdict;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::collections::HashSet;
@@ -151,9 +153,9 @@ impl Repository {
         collected: &mut Collected,
         work: &mut Work<'_>,
     ) -> Result<()> {
-        let (condemned, needed) = {
+        let (condemned, needed, used) = {
             let state = self.state();
-            (state.condemned.clone(), state.needed(live, true))
+            (state.condemned.clone(), state.needed(live, true), state.needed(live, false))
         };
         for (id, packs) in condemned {
             let path = format::path(&format!("condemned/{}", hex(&id.0)));
@@ -167,8 +169,12 @@ impl Repository {
                 collected.wait(&there, self.grace.saturating_sub(age));
                 continue;
             }
-            let (kept, gone): (Vec<_>, Vec<_>) =
-                there.into_iter().partition(|(pack, _)| needed.contains(pack));
+            let mut going: HashSet<Id> = there.iter().map(|(pack, _)| *pack).collect();
+            going.retain(|pack| !needed.contains(pack));
+            let alone = self.unproven(&going.intersection(&used).copied().collect(), live, work)?;
+            let (gone, kept): (Vec<_>, Vec<_>) = there
+                .into_iter()
+                .partition(|(pack, _)| going.contains(pack) && !alone.contains(pack));
             self.remove_packs(&gone, collected, work)?;
             if kept.is_empty() {
                 // Durably, before it is forgotten that nobody may rely on them.
@@ -177,6 +183,36 @@ impl Repository {
             }
         }
         Ok(())
+    }
+
+    /// Of condemned packs, those that hold something live of which no other pack, that stays, has a copy that can be read:
+    /// that copy may have been damaged since.
+    fn unproven(
+        &self,
+        packs: &HashSet<Id>,
+        live: &Live,
+        work: &mut Work<'_>,
+    ) -> Result<HashSet<Id>> {
+        if packs.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let (all, rate) = (self.state().copies(packs, live), Rate::new(work.rate, &self.stop));
+        let prove = |copies: Copies| {
+            for location in &copies.others {
+                match self.blob_at(copies.kind, copies.name, location, &rate, &mut 0) {
+                    Err(error) if !is_verdict(error.kind()) => return Err(error),
+                    Err(_) => {}
+                    Ok(_) => return Ok(Vec::new()),
+                }
+            }
+            Ok(copies.packs)
+        };
+        let mut unproven = HashSet::new();
+        pool::each(work.workers, &self.stop, all.into_iter(), prove, |packs| {
+            unproven.extend(packs.into_iter().flatten());
+            if (work.progress)(0, 0) { Ok(()) } else { Err(pool::interrupted()) }
+        })?;
+        Ok(unproven)
     }
 
     fn remove_packs(
@@ -243,16 +279,26 @@ impl Repository {
     /// Those of the store.
     pub fn condemn_damaged(&self) -> Result<u64> {
         self.load(AT_ONCE, &mut || true)?;
-        let damaged: Vec<Id> = {
-            let state = self.state();
-            let known: HashSet<&Id> = state.condemned.values().flatten().collect();
-            let damaged = state.damaged.iter().filter(|id| state.listed.contains_key(id));
-            damaged.filter(|id| !known.contains(id)).copied().collect()
-        };
+        let damaged = self.damaged();
         for packs in damaged.chunks(CONDEMNED_MAX) {
             self.put_condemned(packs.iter().copied())?;
         }
         Ok(damaged.len() as u64)
+    }
+
+    /// Packs that were found damaged, and that nothing condemns.
+    fn damaged(&self) -> Vec<Id> {
+        let state = self.state();
+        let known: HashSet<&Id> = state.condemned.values().flatten().collect();
+        let damaged = state.damaged.iter().filter(|id| state.listed.contains_key(id));
+        let mut damaged: Vec<Id> = damaged.filter(|id| !known.contains(id)).copied().collect();
+        damaged.sort();
+        damaged
+    }
+
+    /// The paths of these.
+    pub fn damaged_packs(&self) -> Vec<String> {
+        self.damaged().into_iter().map(format::pack_path).collect()
     }
 
     /// The packs that hold nothing live; and how many others there are, and their bytes.

@@ -170,12 +170,34 @@ impl Writer {
         self.index(packs)
     }
 
-    /// The lists of a backup, of which those are written that are not there; with `all`, all are.
+    /// The lists of a backup, of which those are written that are not there; with `all`, all are. Without one of its lists
+    /// no backup can be read, and lists are small: those that are there are proven.
     fn lists(&self, config: &BackupConfig, size: u64, all: bool) -> Result<Vec<Option<BlockName>>> {
+        let (repository, mut there) = (&self.repository, Vec::new());
+        let lists = self.each_list(config, size, |name, _| {
+            if !all && repository.state().is_there(BlobKind::List, name) {
+                there.push(name);
+            }
+            Ok(())
+        })?;
+        let mut there = repository.proven_lists(&there)?;
+        self.each_list(config, size, |name, ids| match there.insert(name) {
+            true => self.add((BlobKind::List, name, ids.len() as u32, false), ids),
+            false => Ok(()),
+        })?;
+        Ok(lists)
+    }
+
+    fn each_list(
+        &self,
+        config: &BackupConfig,
+        size: u64,
+        mut each: impl FnMut(BlockName, &[u8]) -> Result<()>,
+    ) -> Result<Vec<Option<BlockName>>> {
         let chunk_size = self.repository.chunk_size;
         let slots = size.div_ceil(chunk_size) as usize;
         let mut blocks = config.blocks.iter().peekable();
-        let (mut lists, mut begun) = (Vec::new(), std::collections::HashSet::new());
+        let mut lists = Vec::new();
         for first in (0..slots).step_by(LIST) {
             let count = LIST.min(slots - first);
             let mut ids = vec![0; count * 32];
@@ -189,10 +211,7 @@ impl Writer {
                 continue;
             }
             let name = self.repository.keys.list(&ids);
-            let is_there = self.repository.state().is_there(BlobKind::List, name);
-            if (all || !is_there) && begun.insert(name) {
-                self.add((BlobKind::List, name, ids.len() as u32, false), &ids)?;
-            }
+            each(name, &ids)?;
             lists.push(Some(name));
         }
         Ok(lists)

@@ -146,9 +146,8 @@ fn swapped_objects() {
         }
         // Under another name, as the backup of another volume and by another name.
         let manifest = paths.iter().find(|path| path.contains("/manifests/")).unwrap();
-        let renamed = manifest.replace("/manifests/", "/manifests/0");
-        let renamed = [&renamed[..26], &renamed[27..]].concat();
-        assert_eq!(renamed.len(), manifest.len());
+        let digit = if manifest[25..].starts_with('0') { "1" } else { "0" };
+        let renamed = [&manifest[..25], digit, &manifest[26..]].concat();
         objects.set(&renamed, objects.content(manifest));
         let store = open(&objects, secret.as_ref());
         assert!(store.volumes().unwrap().iter().any(|volume| volume.starts_with("damaged-")));
