@@ -87,6 +87,7 @@ pub(crate) fn init(objects: &Arc<dyn Objects>, options: &InitOptions) -> Result<
     if objects.stat(&format::path("config"))?.is_some() {
         return Err(Error::new(ErrorKind::Exists, "there is a repository already"));
     }
+    check_bare(objects)?;
     if !objects.list(&crate::names::volumes())?.is_empty() {
         return Err(Error::new(
             ErrorKind::Exists,
@@ -107,6 +108,20 @@ pub(crate) fn init(objects: &Arc<dyn Objects>, options: &InitOptions) -> Result<
     objects.put(&format::path("config"), &config)
 }
 
+/// Refuses a place where there is more of a repository than an `init` that was cut off leaves: it is one whose `config` is
+/// lost. Whoever goes on in another layout, or makes a new repository, hides its backups, and may write in the clear.
+fn check_bare(objects: &Arc<dyn Objects>) -> Result<()> {
+    let mut names = objects.list(format::BASE)?.into_iter();
+    match names.find(|name| name != "keys" && !name.contains(crate::names::TEMPORARY)) {
+        None => Ok(()),
+        Some(name) => Err(Error::corrupt(format!(
+            "{path} is gone, and {base}/{name} is there: put your copy of {path} back",
+            path = format::path("config"),
+            base = format::BASE
+        ))),
+    }
+}
+
 impl Repository {
     /// Opens the repository that is there; none if there is none.
     ///
@@ -120,6 +135,7 @@ impl Repository {
     ) -> Result<Option<Self>> {
         let bytes = match objects.get(&format::path("config"), CONFIG_LIMIT) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
+                check_bare(objects)?;
                 return match secret {
                     None => Ok(None),
                     Some(_) => Err(Error::invalid(

@@ -19,9 +19,7 @@ fn read_all(
     volume: &Snapshots,
 ) -> std::result::Result<(), String> {
     let store = try_open(objects, secret).map_err(|error| error.to_string())?;
-    if !store.is_repository() {
-        return Err("no repository".to_owned());
-    }
+    assert!(store.is_repository());
     for (backup, snapshot) in [("backup-1", "one"), ("backup-2", "two")] {
         let content = volume.get(snapshot).content();
         let read = restored(&store, backup, content.len()).map_err(|error| error.to_string())?;
@@ -162,6 +160,15 @@ fn objects_that_are_gone() {
         objects.set(&path, None);
         let outcome = read_all(&objects, None, &volume);
         assert_eq!(outcome.is_ok(), path.contains("/index/"), "{path}: {outcome:?}");
+        if path.ends_with("/config") {
+            // Neither in another layout, nor as a new repository.
+            let opened = try_open(&objects, None).map(drop).unwrap_err();
+            let made = store(&objects).init(&InitOptions::default()).unwrap_err();
+            for error in [opened, made] {
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+                assert!(error.to_string().contains("config"), "{error}");
+            }
+        }
         objects.set(&path, content);
     }
 }
