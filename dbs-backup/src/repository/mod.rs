@@ -22,7 +22,7 @@ use format::{BlobKind, CHUNK_SIZE, CONFIG_LIMIT, Config, Manifest};
 use keys::{Key, Keys, Wrapped};
 use state::{Location, State};
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -225,6 +225,27 @@ impl Repository {
         !self.state().locations(BlobKind::Chunk, name).is_empty()
     }
 
+    /// As [`pool::each`]; but an error ends only this, and not what else runs, or comes later, by the same object: a mount
+    /// lives on. Only the end that the user wants is the end of all.
+    fn each<J: Send, R: Send>(
+        &self,
+        workers: usize,
+        jobs: impl Iterator<Item = J> + Send,
+        work: impl Fn(J) -> Result<R> + Sync,
+        mut done: impl FnMut(Option<R>) -> Result<()>,
+    ) -> Result<()> {
+        let (stop, all) = (AtomicBool::new(false), &self.stop);
+        let work = |job| match all.load(Ordering::SeqCst) {
+            true => Err(pool::interrupted()),
+            false => work(job),
+        };
+        pool::each(workers, &stop, jobs, work, |result| {
+            done(result).inspect_err(|error| {
+                all.fetch_or(error.kind() == ErrorKind::Interrupted, Ordering::SeqCst);
+            })
+        })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -238,29 +259,38 @@ impl Repository {
     }
 
     fn blob(&self, kind: BlobKind, name: BlockName, rate: &Rate<'_>) -> Result<(Vec<u8>, u64)> {
-        // It may have come since.
-        self.load_for(kind, &[name])?;
-        let locations = self.state().locations(kind, name);
-        let (mut downloaded, mut problem) = (0, None);
-        for location in &locations {
-            let mut read = || self.blob_at(kind, name, location, rate, &mut downloaded);
-            let read = match read() {
-                // What was damaged on its way may come through when it is sent again.
-                Err(error) if error.kind() == ErrorKind::Corrupt => read(),
-                read => read,
-            };
-            match read {
-                Err(error) if is_verdict(error.kind()) => {
-                    if error.kind() == ErrorKind::Corrupt {
-                        self.state().damaged.insert(location.pack);
-                    }
-                    problem.get_or_insert(error);
+        let mut downloaded = 0;
+        // Once more if a pack has gone: what is in it may have been written anew before.
+        for is_last in [false, true] {
+            // It may have come since.
+            self.load_for(kind, &[name])?;
+            let locations = self.state().locations(kind, name);
+            let (mut problem, mut has_gone) = (None, false);
+            for location in &locations {
+                let mut read = || self.blob_at(kind, name, location, rate, &mut downloaded);
+                let read = match read() {
+                    // What was damaged on its way may come through when it is sent again.
+                    Err(error) if error.kind() == ErrorKind::Corrupt => read(),
+                    read => read,
+                };
+                let error = match read {
+                    Err(error) if is_verdict(error.kind()) => error,
+                    read => return read.map(|content| (content, downloaded)),
+                };
+                if error.kind() == ErrorKind::NotFound {
+                    self.state().outdated(location.pack);
+                    has_gone = true;
+                } else {
+                    self.state().damaged.insert(location.pack);
                 }
-                read => return read.map(|content| (content, downloaded)),
+                problem.get_or_insert(error);
             }
+            if is_last || !has_gone {
+                return Err(problem.unwrap_or_else(|| self.state().missing(kind, name)));
+            }
+            self.load(AT_ONCE, &mut || true)?;
         }
-        let nowhere = || self.state().missing(kind, name);
-        Err(problem.unwrap_or_else(nowhere))
+        Err(self.state().missing(kind, name))
     }
 
     fn blob_at(
@@ -352,7 +382,7 @@ impl Repository {
     ) -> Result<()> {
         let spans = self.spans(BlobKind::List, names)?;
         let read = |span: Vec<_>| Ok(self.span(BlobKind::List, &span, rate).0);
-        pool::each(AT_ONCE, &self.stop, spans.into_iter(), read, |lists| {
+        self.each(AT_ONCE, spans.into_iter(), read, |lists| {
             lists.into_iter().for_each(&mut found);
             Ok(())
         })

@@ -94,6 +94,8 @@ pub(super) struct State {
     has_adopted: bool,
     /// When it was looked what is there.
     loaded: Option<Instant>,
+    /// Lists that were nowhere then.
+    missed: HashSet<BlockName>,
     /// Why it is not known what all of them condemn.
     pub unclear: Option<String>,
 }
@@ -190,6 +192,17 @@ impl State {
             }
         }
         needed
+    }
+
+    /// Whether it is known of a list where it is, or that it is nowhere.
+    fn knows(&self, list: BlockName) -> bool {
+        self.missed.contains(&list) || self.places(BlobKind::List, list).next().is_some()
+    }
+
+    /// Notes that it is not known any more what is there: a pack has gone.
+    pub fn outdated(&mut self, pack: Id) {
+        self.removed(pack);
+        self.loaded = None;
     }
 
     /// Whether an index names a pack.
@@ -291,7 +304,7 @@ impl Repository {
             }
             Err(error) => Err(error),
         };
-        pool::each(workers, &self.stop, new.into_iter(), read, |found| {
+        self.each(workers, new.into_iter(), read, |found| {
             match found.flatten() {
                 Some((id, Ok(packs))) => self.state().add(Some(id), packs),
                 Some((id, Err(problem))) => drop(self.state().problems.insert(id, problem)),
@@ -311,17 +324,25 @@ impl Repository {
             let state = self.state();
             names.iter().any(|name| state.places(kind, *name).next().is_none())
         };
-        let is_fresh = |loaded: Instant| loaded.elapsed() < FRESH;
+        // That of a manifest that was read since may have come since.
+        let is_known = || {
+            let state = self.state();
+            let is_fresh = state.loaded.is_some_and(|loaded| loaded.elapsed() < FRESH);
+            is_fresh && (kind == BlobKind::Chunk || names.iter().all(|n| state.knows(*n)))
+        };
         if !is_nowhere() {
             return Ok(());
         }
         // Another thread may just be looking for the same.
         let alone = self.alone();
-        if is_nowhere() && !self.state().loaded.is_some_and(is_fresh) {
+        if is_nowhere() && !is_known() {
             self.load_alone(&alone, AT_ONCE, &mut || true)?;
         }
         if is_nowhere() && !self.state().has_adopted {
             self.adopt_alone(&alone)?;
+        }
+        if kind == BlobKind::List && is_nowhere() {
+            self.state().missed.extend(names);
         }
         Ok(())
     }
@@ -368,7 +389,7 @@ impl Repository {
             }
             footer => footer,
         };
-        pool::each(AT_ONCE, &self.stop, orphans.into_iter(), read, |pack| {
+        self.each(AT_ONCE, orphans.into_iter(), read, |pack| {
             found.extend(pack.flatten());
             Ok(())
         })?;

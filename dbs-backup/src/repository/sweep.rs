@@ -1,6 +1,6 @@
 //! Collecting what no backup needs: section 9 of `docs/repository.md`, which argues why no backup loses a chunk.
 
-use super::format::{self, BlobKind, CONDEMNED_MAX, INDEX_PACKS, LIST};
+use super::format::{self, BlobKind, CONDEMNED_MAX, LIST};
 use super::keys::Kind;
 use super::state::Copies;
 use super::{AT_ONCE, Id, Repository};
@@ -50,7 +50,7 @@ impl Repository {
         self.adopt()?;
         let mut collected = Collected::default();
         let live = self.live(&mut collected, work)?;
-        self.check_whole(&live)?;
+        self.check_whole(&live, work)?;
         self.index_orphans(now)?;
         self.remove_condemned(now, &live, &mut collected, work)?;
         self.condemn(now, &live, &mut collected)?;
@@ -82,10 +82,17 @@ impl Repository {
     }
 
     /// Refuses to go on if something that a backup needs is nowhere: it may be in a pack whose index and footer are lost.
-    fn check_whole(&self, live: &Live) -> Result<()> {
-        let state = self.state();
-        let lost = live.iter().find(|(kind, name)| state.locations(*kind, *name).is_empty());
-        lost.map_or(Ok(()), |(_, name)| {
+    fn check_whole(&self, live: &Live, work: &mut Work<'_>) -> Result<()> {
+        let lost = || {
+            let state = self.state();
+            live.iter().find(|(kind, name)| state.locations(*kind, *name).is_empty()).copied()
+        };
+        if lost().is_some() {
+            // A backup that was made since it was looked may have written it anew.
+            self.load(work.workers, &mut || (work.progress)(0, 0))?;
+            self.adopt()?;
+        }
+        lost().map_or(Ok(()), |(_, name)| {
             Err(Error::corrupt(format!(
                 "chunk {name} is in no pack of the repository, and a backup needs it. Nothing is collected: `dbs backup verify` \
                  tells which one. Mend it with `dbs backup create --full`, or delete it"
@@ -103,7 +110,10 @@ impl Repository {
                 old.push(pack);
             }
         }
-        old.chunks(INDEX_PACKS).try_for_each(|packs| self.put_index(packs).map(drop))
+        match old.is_empty() {
+            true => Ok(()),
+            false => self.put_index(&old).map(drop),
+        }
     }
 
     /// Whether something was written the grace time ago. Times may be whole seconds.

@@ -1,6 +1,8 @@
 //! Writing packs and indexes: section 8 of `docs/repository.md`.
 
-use super::format::{self, BLOBS_MAX, BlobKind, Entry, INDEX_PACKS, LIST, Manifest, PackIndex};
+use super::format::{
+    self, BLOBS_MAX, BlobKind, Entry, INDEX_LIMIT, INDEX_PACKS, LIST, Manifest, PackIndex,
+};
 use super::keys::{Kind, Sealer};
 use super::{Id, Repository};
 use crate::blocks::is_zero;
@@ -278,11 +280,15 @@ impl Writer {
 }
 
 impl Repository {
-    /// Writes an index; returns its bytes.
+    /// Writes an index, or several if one were too long for readers; returns their bytes.
     pub(super) fn put_index(&self, packs: &[PackIndex]) -> Result<u64> {
         let id = Id::new()?;
         let plain = format::encode_index(packs);
         let object = format::seal_object(&self.keys, Kind::Index, id, &plain);
+        if packs.len() > INDEX_PACKS || object.len() as u64 > INDEX_LIMIT && packs.len() > 1 {
+            let (first, second) = packs.split_at(packs.len() / 2);
+            return Ok(self.put_index(first)? + self.put_index(second)?);
+        }
         self.objects.put(&format::path(&format!("index/{}", hex(&id.0))), &object)?;
         Ok(object.len() as u64)
     }

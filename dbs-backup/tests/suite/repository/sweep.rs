@@ -374,3 +374,48 @@ fn a_damaged_list_is_written_again() {
         assert!(disk.content() == content);
     }
 }
+
+/// Found by review: a backup that completes while a collection runs is no damage.
+#[test]
+fn a_backup_inside_of_a_collection() {
+    let mut volume = volume(23, 4);
+    volume.push("two", 0, &[5; BLOCK as usize]);
+    let (objects, store) = fresh(None);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    let (writer, source, count) = (Arc::clone(&objects), volume.clone(), Mutex::new(0));
+    objects.at_walk(move |folder| {
+        let mut count = count.lock().unwrap();
+        if folder.ends_with("/manifests") && *count == 0 {
+            *count += 1;
+            create(&open(&writer, None), "backup-2", &source.get("two")).unwrap();
+        }
+    });
+    assert_eq!(collect(&open(&objects, None)).unwrap().backups, 2);
+    assert_eq!(store.backups(VOLUME).unwrap().len(), 2);
+    check(&open(&objects, None), "backup-2", volume.get("two").content());
+}
+
+/// Found by review: indexes of packs whose indexes are all lost are no longer than readers take.
+#[test]
+fn many_packs_without_index_get_several() {
+    let mut volume = volume(24, 1);
+    let (objects, store) = fresh(None);
+    for number in 0..17 {
+        let name = format!("s{number}");
+        volume.push(&name, 0, &[number; 100]);
+        create(&store, &format!("backup-{number}"), &volume.get(&name)).unwrap();
+    }
+    assert_eq!(packs(&objects).len(), 34);
+    let indexes = || objects.paths().iter().filter(|path| path.contains("/index/")).count();
+    for is_writer in [true, false] {
+        assert_eq!(objects.delete("/index/"), if is_writer { 17 } else { 2 });
+        objects.age_by(LONG);
+        let store = open(&objects, None);
+        match is_writer {
+            true => drop(create(&store, "backup-again", &volume.get("s16")).unwrap()),
+            false => drop(collect(&store).unwrap()),
+        }
+        assert_eq!(indexes(), 2);
+    }
+    check(&open(&objects, None), "backup-3", volume.get("s3").content());
+}
