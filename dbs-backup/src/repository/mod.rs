@@ -104,15 +104,36 @@ pub(crate) fn init(objects: &Arc<dyn Objects>, options: &InitOptions) -> Result<
     let config = Config::new(id, options.chunk_size.unwrap_or(CHUNK_SIZE), plain);
     let config = config.encode(&keys)?;
     Config::parse(&config)?;
-    // The config makes it a repository, so it comes last.
-    objects.put(&format::path("config"), &config)
+    // Of two at once, one at least sees the other's claim, or its config.
+    let claim = Id::new()?;
+    let path = |id: Id| format::path(&format!("clock/{}", hex(&id.0)));
+    objects.put(&path(claim), &keys.object(keys::Kind::Clock, claim).header)?;
+    let made = put_config(objects, &config, &hex(&claim.0));
+    made.and(objects.remove(&path(claim)))
+}
+
+/// Writes the config, which makes it a repository, and so comes last: unless somebody else is about to.
+fn put_config(objects: &Arc<dyn Objects>, config: &[u8], claim: &str) -> Result<()> {
+    let folder = format::path("clock");
+    if let Some(other) = objects.list(&folder)?.iter().find(|name| *name != claim) {
+        return Err(Error::busy(format!(
+            "another `dbs backup init` runs there. If it was cut off, remove {folder}/{other}"
+        )));
+    }
+    if objects.stat(&format::path("config"))?.is_some() {
+        return Err(Error::new(ErrorKind::Exists, "there is a repository already"));
+    }
+    objects.put(&format::path("config"), config)
 }
 
 /// Refuses a place where there is more of a repository than an `init` that was cut off leaves: it is one whose `config` is
 /// lost. Whoever goes on in another layout, or makes a new repository, hides its backups, and may write in the clear.
 fn check_bare(objects: &Arc<dyn Objects>) -> Result<()> {
     let mut names = objects.list(format::BASE)?.into_iter();
-    match names.find(|name| name != "keys" && !name.contains(crate::names::TEMPORARY)) {
+    let is_other = |name: &String| {
+        !["keys", "clock"].contains(&&**name) && !name.contains(crate::names::TEMPORARY)
+    };
+    match names.find(is_other) {
         None => Ok(()),
         Some(name) => Err(Error::corrupt(format!(
             "{path} is gone, and {base}/{name} is there: put your copy of {path} back",
@@ -501,6 +522,7 @@ mod tests {
     use super::*;
     use crate::codec::Method;
     use crate::objects::Directory;
+    use std::time::{Instant, SystemTime};
 
     /// A writer with the key and a bug: what it has sealed is what it wrote, and not what it said.
     #[test]
@@ -569,5 +591,26 @@ mod tests {
         let rate = Rate::new(None, &stop);
         assert_eq!(repository.fetch(names[0], &rate).unwrap().0, [1; 4096]);
         assert_eq!(results.recv().unwrap().unwrap(), [2; 4096]);
+    }
+
+    /// One second more than the grace time, as times may be whole seconds; and half of it between the last look and the
+    /// manifest, by each of the two clocks.
+    #[test]
+    fn what_is_old_and_what_is_late() {
+        let root = tempfile::tempdir().unwrap();
+        let objects: Arc<dyn Objects> = Arc::new(Directory::open(root.path()).unwrap());
+        init(&objects, &InitOptions::default()).unwrap();
+        let repository = Repository::open(&objects, None, &Arc::default()).unwrap().unwrap();
+        let (grace, now) = (repository.grace, SystemTime::now());
+        let edge = grace + Duration::from_secs(1);
+        for (age, is_old) in [(grace, false), (edge, false), (edge + Duration::from_nanos(1), true)]
+        {
+            assert_eq!(repository.is_old(now, now - age), is_old, "{age:?}");
+        }
+        assert!(!repository.is_old(now, now + edge));
+        assert!(!repository.is_late((Instant::now(), now)));
+        // A machine that slept, and a clock that was set back.
+        assert!(repository.is_late((Instant::now(), now - grace)));
+        assert!(repository.is_late((Instant::now(), now + grace)));
     }
 }

@@ -23,6 +23,8 @@ pub enum Fault {
     Cut,
     /// It is carried out; then as `Cut`.
     CutAfter,
+    /// It is carried out, and its answer is lost; later ones do not fail.
+    Lost,
 }
 
 #[derive(Default)]
@@ -142,7 +144,7 @@ impl Memory {
         match fault {
             Some((at, Fault::Fail)) if call == at => failed(),
             Some((at, Fault::Cut)) if call >= at => failed(),
-            Some((at, Fault::CutAfter)) if call == at => {
+            Some((at, Fault::CutAfter | Fault::Lost)) if call == at => {
                 body();
                 failed()
             }

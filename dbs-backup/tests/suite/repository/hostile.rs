@@ -203,3 +203,23 @@ fn a_wrong_key_opens_nothing() {
     let error = try_open(&objects, Some(&secrets[0])).map(drop).unwrap_err();
     assert!(error.to_string().contains("gone"), "{error}");
 }
+
+/// Who does not know what is going to be removed relies on nothing.
+#[test]
+fn a_damaged_condemnation_stops_writers() {
+    let (objects, mut volume) = repository(None);
+    remove(&open(&objects, None), "backup-1").unwrap();
+    remove(&open(&objects, None), "backup-2").unwrap();
+    objects.age_by(LONG);
+    assert!(collect(&open(&objects, None)).unwrap().condemned > 0);
+    assert_eq!(objects.edit("/condemned/", |content| content[60] ^= 1), 1);
+    volume.push("three", 0, b"more");
+    let created = create(&open(&objects, None), "backup-3", &volume.get("three")).map(drop);
+    objects.age_by(LONG);
+    let collected = collect(&open(&objects, None)).map(drop);
+    for error in [created.unwrap_err(), collected.unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.to_string().contains("/condemned/"), "{error}");
+    }
+    assert_eq!(open(&objects, None).backups(VOLUME).unwrap(), [""; 0]);
+}

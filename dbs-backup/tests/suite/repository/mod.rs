@@ -413,7 +413,7 @@ fn a_mount_sees_what_changes() {
     let (objects, store) = fresh(None);
     create(&store, "backup-1", &volume.get("one")).unwrap();
     let reader = Reader::start(open(&objects, None), ReadOptions::default()).unwrap();
-    let first = reader.open(VOLUME, "backup-1").unwrap();
+    reader.open(VOLUME, "backup-1").unwrap();
     // A backup that is made right after.
     volume.push("two", 0, &[7; BLOCK as usize]);
     create(&open(&objects, None), "backup-2", &volume.get("two")).unwrap();
@@ -421,6 +421,8 @@ fn a_mount_sees_what_changes() {
     // Packs whose content is in new ones, as after damage was mended.
     let old = packs(&objects);
     let source = volume.get("two");
+    let reader = Reader::start(open(&objects, None), ReadOptions::default()).unwrap();
+    let first = reader.open(VOLUME, "backup-1").unwrap();
     for snapshot in ["one", "two"] {
         let options =
             CreateOptions { full: true, ..options(&format!("full-{snapshot}"), snapshot) };
@@ -456,5 +458,34 @@ fn a_mount_survives_errors() {
             assert!(outcome.unwrap() == content && call > 4);
             break;
         }
+    }
+}
+
+/// Found by review: the second of two would have replaced the config of the first, and with it the key.
+#[test]
+fn one_of_two_makes_it() {
+    for put in 0..2 {
+        let objects = Arc::new(Memory::default());
+        let made: Arc<std::sync::Mutex<Option<Vec<u8>>>> = Arc::default();
+        let (count, other, noted) =
+            (std::sync::Mutex::new(0), Arc::clone(&objects), Arc::clone(&made));
+        objects.at_put(move |_, _| {
+            let mut count = count.lock().unwrap();
+            *count += 1;
+            if *count == put + 1 && store(&other).init(&InitOptions::default()).is_ok() {
+                *noted.lock().unwrap() = other.content("dbs-repository/config");
+            }
+        });
+        let first = store(&objects).init(&InitOptions::default());
+        objects.at_put(|_, _| {});
+        let second = made.lock().unwrap().take();
+        assert!(first.is_err() || second.is_none(), "put {put}");
+        if let Some(second) = second {
+            assert_eq!(objects.content("dbs-repository/config").unwrap(), second);
+        }
+        // A later one makes it, if none did.
+        let is_there = objects.content("dbs-repository/config").is_some();
+        let again = store(&objects).init(&InitOptions::default());
+        assert_eq!(again.is_ok(), !is_there, "put {put}");
     }
 }
