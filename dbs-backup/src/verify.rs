@@ -1,9 +1,10 @@
 //! Proving that a backup can be restored.
 
 use crate::names::BlockName;
+use crate::objects::is_verdict;
 use crate::pool::{self, Rate, Work};
 use crate::store::BackupStore;
-use dbs_core::{ErrorKind, Result};
+use dbs_core::Result;
 use serde::Serialize;
 
 /// What is wrong with a block.
@@ -105,11 +106,6 @@ impl BackupStore {
         }
         Ok(found)
     }
-}
-
-/// What is said of a block, rather than of the store.
-pub(crate) fn is_verdict(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::Corrupt | ErrorKind::NotFound)
 }
 
 fn bad(name: BlockName, offset: u64, problem: &str) -> BadBlock {
