@@ -117,7 +117,7 @@ impl Repository {
     }
 
     /// Whether something was written the grace time ago. Times may be whole seconds.
-    fn is_old(&self, now: SystemTime, modified: SystemTime) -> bool {
+    pub(super) fn is_old(&self, now: SystemTime, modified: SystemTime) -> bool {
         now.duration_since(modified).is_ok_and(|age| age > self.grace + Duration::from_secs(1))
     }
 

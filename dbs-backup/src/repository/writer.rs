@@ -294,7 +294,7 @@ impl Repository {
     }
 
     /// Whether so much time went by that packs may have been condemned and removed.
-    fn is_late(&self, since: (Instant, SystemTime)) -> bool {
+    pub(super) fn is_late(&self, since: (Instant, SystemTime)) -> bool {
         // One of the two clocks goes on while the machine sleeps, the other one cannot be set.
         let slept = since.1.elapsed().unwrap_or(Duration::MAX);
         since.0.elapsed().max(slept) > self.grace / 2
