@@ -54,21 +54,11 @@ impl Present {
 }
 
 impl BackupStore {
-    /// Opens the store that a URL names: a repository, if one is there, else one in Longhorn's layout. The key of an
-    /// encrypted one comes from `variable`, too.
-    ///
-    /// # Errors
-    /// As [`BackupStore::open`]; `Invalid` if the key is wrong, or if one is given and nothing is encrypted; `Corrupt`;
-    /// `Unsupported` if the repository has another format.
-    pub fn open_any(url: &Url, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
-        let secret = Secret::from_variables(variable)?;
-        Self::open(url, variable)?.with_repository(secret.as_ref())
-    }
-
     /// The same store, as the repository that is there, if one is.
     ///
     /// # Errors
-    /// As [`BackupStore::open_any`].
+    /// `Invalid` if the key is wrong, or if one is given and nothing is encrypted; `Corrupt`, also if only its `config` is
+    /// gone; `Unsupported` if the repository has another format; those of the store.
     pub fn with_repository(self, secret: Option<&Secret>) -> Result<Self> {
         let repository = Repository::open(&self.objects, secret, &self.stop)?.map(Arc::new);
         Ok(Self { repository, ..self })

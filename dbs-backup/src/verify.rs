@@ -1,9 +1,10 @@
 //! Proving that a backup can be restored.
 
 use crate::names::BlockName;
+use crate::objects::is_verdict;
 use crate::pool::{self, Rate, Work};
 use crate::store::BackupStore;
-use dbs_core::{ErrorKind, Result};
+use dbs_core::Result;
 use serde::Serialize;
 
 /// What is wrong with a block.
@@ -28,6 +29,9 @@ pub struct Verified {
     pub read: u64,
     /// Blocks that are missing or damaged, in the order of the volume.
     pub bad: Vec<BadBlock>,
+    /// In a repository: packs that this or an earlier verification by the same object found damaged, perhaps only in what
+    /// other packs have, too.
+    pub damaged_packs: Vec<String>,
 }
 
 impl BackupStore {
@@ -93,16 +97,15 @@ impl BackupStore {
             found.bad.extend(missing.map(|(name, offset)| bad(*name, *offset, "it is not there")));
         }
         found.bad.sort_unstable_by_key(|block| block.offset);
+        if let Some(repository) = &self.repository {
+            found.damaged_packs = repository.damaged_packs();
+        }
         if !found.bad.is_empty() {
             // If somebody deletes the backup, its blocks go too.
             self.complete_backup(volume, backup)?;
         }
         Ok(found)
     }
-}
-
-fn is_verdict(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::Corrupt | ErrorKind::NotFound)
 }
 
 fn bad(name: BlockName, offset: u64, problem: &str) -> BadBlock {

@@ -14,6 +14,8 @@ pub(crate) struct Hooked {
     pub put: Hook<Result<()>>,
     /// After each reading.
     pub get: Hook<()>,
+    /// Before each reading of a part.
+    pub range: Hook<()>,
     /// Each try of a removal, after it was allowed: true says that it was lost, and there is another. And before a folder
     /// is removed.
     pub remove: Hook<bool>,
@@ -24,7 +26,7 @@ impl Hooked {
     pub fn on(inner: Arc<dyn Objects>) -> Self {
         let (put, get, remove) =
             (Box::new(|_: &str| Ok(())), Box::new(|_: &str| ()), Box::new(|_: &str| false));
-        Self { inner, put, get, remove }
+        Self { inner, put, get, range: Box::new(|_| ()), remove }
     }
 }
 
@@ -41,6 +43,7 @@ impl Objects for Hooked {
     }
 
     fn get_range(&self, path: &str, start: u64, most: u64) -> Result<Vec<u8>> {
+        (self.range)(path);
         self.inner.get_range(path, start, most)
     }
 

@@ -13,7 +13,7 @@ mod tls;
 pub use directory::Directory;
 pub use mount::unmount_all;
 
-use dbs_core::{Error, Result};
+use dbs_core::{Error, ErrorKind, Result};
 use std::time::SystemTime;
 
 /// Size and time of an object.
@@ -83,6 +83,11 @@ pub trait Objects: Send + Sync {
 pub(crate) fn hostile_answer(text: &str) {
     s3::hostile_answer(text);
     azure::hostile_answer(text);
+}
+
+/// What is said of an object, rather than of what keeps it.
+pub(crate) fn is_verdict(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Corrupt | ErrorKind::NotFound)
 }
 
 /// Upstream's words for an object that is not there; Longhorn's manager looks for them.

@@ -6,6 +6,7 @@ use argon2::{Algorithm, Argon2, Params, Version};
 use dbs_core::{Error, Result};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::path::Path;
 
 /// What a sealed piece is longer than what is in it.
@@ -55,10 +56,17 @@ impl Secret {
     /// `DBS_BACKUP_KEY_FILE` name.
     ///
     /// # Errors
-    /// `Invalid` if there are two, or if a file holds no key; those of reading it.
-    pub fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+    /// `Invalid` if there are two, or if one is empty or a file holds no key; those of reading it.
+    pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<Self>> {
         let names = ["DBS_BACKUP_PASSPHRASE", "DBS_BACKUP_PASSPHRASE_FILE", "DBS_BACKUP_KEY_FILE"];
-        match names.map(variable) {
+        // Whoever sets one wants a key, also if a command that was to give it has failed.
+        let value = |name: &str| match variable(name).map(OsString::into_string) {
+            None => Ok(None),
+            Some(Ok(value)) if !value.is_empty() => Ok(Some(value)),
+            Some(_) => Err(Error::invalid(format!("{name} is set, and is empty or no UTF-8"))),
+        };
+        let [first, second, third] = names.map(value);
+        match [first?, second?, third?] {
             [None, None, None] => Ok(None),
             [Some(text), None, None] => Self::passphrase(&text).map(Some),
             [None, Some(file), None] => {
@@ -443,7 +451,7 @@ mod tests {
             path.to_str().unwrap().to_owned()
         };
         let from = |name: &str, value: String| {
-            Secret::from_variables(&|asked: &str| (asked == name).then(|| value.clone()))
+            Secret::from_variables(&|asked: &str| (asked == name).then(|| value.clone().into()))
         };
         let raw = from("DBS_BACKUP_KEY_FILE", write("raw", &[10; 32])).unwrap();
         assert_eq!(raw, Some(Secret::KeyFile([10; 32])));
@@ -458,8 +466,10 @@ mod tests {
         let text = from("DBS_BACKUP_PASSPHRASE_FILE", write("text", b"one two\nmore")).unwrap();
         assert_eq!(text, Some(Secret::Passphrase("one two".to_owned())));
         assert!(from("DBS_BACKUP_PASSPHRASE_FILE", write("empty", b"\n")).is_err());
-        assert!(Secret::from_variables(&|_| Some("x".to_owned())).is_err());
+        assert!(Secret::from_variables(&|_| Some("x".into())).is_err());
         assert_eq!(Secret::from_variables(&|_| None).unwrap(), None);
+        // As `DBS_BACKUP_PASSPHRASE=$(a command that fails)` leaves it.
+        assert!(from("DBS_BACKUP_PASSPHRASE", String::new()).is_err());
         assert_eq!(format!("{text:?}"), "Some(Secret)");
     }
 }

@@ -6,7 +6,6 @@ use super::{AT_ONCE, Id, Repository};
 use crate::config::{BackupConfig, Block, LABEL_SIZE, VolumeConfig, block_size_parameter};
 use crate::names::{BlockName, hex};
 use crate::objects::missing;
-use crate::pool;
 use dbs_core::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -126,7 +125,7 @@ impl Repository {
             Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
             manifest => Ok(Some((place, manifest))),
         };
-        pool::each(AT_ONCE, &self.stop, places.into_iter(), read, |done| {
+        self.each(AT_ONCE, places.into_iter(), read, |done| {
             found.extend(done.flatten());
             Ok(())
         })?;
@@ -152,7 +151,7 @@ impl Repository {
             Ok(Some(format!("{DAMAGED}{tag}")))
         };
         let mut found = Vec::new();
-        pool::each(AT_ONCE, &self.stop, volumes.into_iter(), name, |done| {
+        self.each(AT_ONCE, volumes.into_iter(), name, |done| {
             found.extend(done.flatten());
             Ok(())
         })?;

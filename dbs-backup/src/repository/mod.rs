@@ -2,6 +2,7 @@
 //! objects, perhaps encrypted.
 
 mod format;
+mod init;
 mod keys;
 mod manifests;
 mod state;
@@ -9,19 +10,21 @@ mod sweep;
 mod writer;
 
 pub(crate) use format::LABELS_MAX;
+pub use init::InitOptions;
+pub(crate) use init::init;
 pub use keys::Secret;
 pub use sweep::Collected;
 pub(crate) use writer::{Ended, Writer};
 
-use crate::names::{BlockName, hex};
-use crate::objects::Objects;
+use crate::names::BlockName;
+use crate::objects::{Objects, is_verdict};
 use crate::pool::{self, Rate};
 use dbs_core::{Error, ErrorKind, Result};
-use format::{BlobKind, CHUNK_SIZE, CONFIG_LIMIT, Config, Manifest};
+use format::{BlobKind, CONFIG_LIMIT, Config, Manifest};
 use keys::{Key, Keys, Wrapped};
 use state::{Location, State};
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -67,45 +70,6 @@ pub(crate) struct Repository {
     manifests: Mutex<HashMap<String, Arc<Manifest>>>,
 }
 
-/// How a repository is made.
-#[derive(Debug, Clone, Default)]
-pub struct InitOptions {
-    /// What to encrypt it with.
-    pub secret: Option<Secret>,
-    /// Bytes of a chunk, for tests; by default 1 MiB.
-    pub chunk_size: Option<u64>,
-    /// A passphrase is stretched little: for tests.
-    pub cheap: bool,
-}
-
-/// Makes a repository.
-///
-/// # Errors
-/// `Exists` if there are backups already; those of the store.
-pub(crate) fn init(objects: &Arc<dyn Objects>, options: &InitOptions) -> Result<()> {
-    if objects.stat(&format::path("config"))?.is_some() {
-        return Err(Error::new(ErrorKind::Exists, "there is a repository already"));
-    }
-    if !objects.list(&crate::names::volumes())?.is_empty() {
-        return Err(Error::new(
-            ErrorKind::Exists,
-            "there are backups in Longhorn's layout already: choose another place",
-        ));
-    }
-    let (key, id): (Key, Id) = (keys::random()?, Id::new()?);
-    let keys = Keys::new(key, id, options.secret.is_some());
-    if let Some(secret) = &options.secret {
-        let wrapped = format::encode(&Wrapped::new(&key, id, secret, options.cheap)?)?;
-        objects.put(&format::path(&format!("keys/{}", hex(&Id::new()?.0))), &wrapped)?;
-    }
-    let plain = options.secret.is_none().then_some(&key);
-    let config = Config::new(id, options.chunk_size.unwrap_or(CHUNK_SIZE), plain);
-    let config = config.encode(&keys)?;
-    Config::parse(&config)?;
-    // The config makes it a repository, so it comes last.
-    objects.put(&format::path("config"), &config)
-}
-
 impl Repository {
     /// Opens the repository that is there; none if there is none.
     ///
@@ -119,6 +83,7 @@ impl Repository {
     ) -> Result<Option<Self>> {
         let bytes = match objects.get(&format::path("config"), CONFIG_LIMIT) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
+                init::check_bare(objects)?;
                 return match secret {
                     None => Ok(None),
                     Some(_) => Err(Error::invalid(
@@ -208,6 +173,27 @@ impl Repository {
         !self.state().locations(BlobKind::Chunk, name).is_empty()
     }
 
+    /// As [`pool::each`]; but an error ends only this, and not what else runs, or comes later, by the same object: a mount
+    /// lives on. Only the end that the user wants is the end of all.
+    fn each<J: Send, R: Send>(
+        &self,
+        workers: usize,
+        jobs: impl Iterator<Item = J> + Send,
+        work: impl Fn(J) -> Result<R> + Sync,
+        mut done: impl FnMut(Option<R>) -> Result<()>,
+    ) -> Result<()> {
+        let (stop, all) = (AtomicBool::new(false), &self.stop);
+        let work = |job| match all.load(Ordering::SeqCst) {
+            true => Err(pool::interrupted()),
+            false => work(job),
+        };
+        pool::each(workers, &stop, jobs, work, |result| {
+            done(result).inspect_err(|error| {
+                all.fetch_or(error.kind() == ErrorKind::Interrupted, Ordering::SeqCst);
+            })
+        })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -221,22 +207,38 @@ impl Repository {
     }
 
     fn blob(&self, kind: BlobKind, name: BlockName, rate: &Rate<'_>) -> Result<(Vec<u8>, u64)> {
-        // It may have come since.
-        self.load_for(kind, &[name])?;
-        let locations = self.state().locations(kind, name);
-        let (mut downloaded, mut problem) = (0, None);
-        // What was damaged on its way may come through when it is sent again.
-        for location in locations.iter().flat_map(|location| [location; 2]) {
-            match self.blob_at(kind, name, location, rate, &mut downloaded) {
-                Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => {
+        let mut downloaded = 0;
+        // Once more if a pack has gone: what is in it may have been written anew before.
+        for is_last in [false, true] {
+            // It may have come since.
+            self.load_for(kind, &[name])?;
+            let locations = self.state().locations(kind, name);
+            let (mut problem, mut has_gone) = (None, false);
+            for location in &locations {
+                let mut read = || self.blob_at(kind, name, location, rate, &mut downloaded);
+                let read = match read() {
+                    // What was damaged on its way may come through when it is sent again.
+                    Err(error) if error.kind() == ErrorKind::Corrupt => read(),
+                    read => read,
+                };
+                let error = match read {
+                    Err(error) if is_verdict(error.kind()) => error,
+                    read => return read.map(|content| (content, downloaded)),
+                };
+                if error.kind() == ErrorKind::NotFound {
+                    self.state().outdated(location.pack);
+                    has_gone = true;
+                } else {
                     self.state().damaged.insert(location.pack);
-                    problem.get_or_insert(error);
                 }
-                read => return read.map(|content| (content, downloaded)),
+                problem.get_or_insert(error);
             }
+            if is_last || !has_gone {
+                return Err(problem.unwrap_or_else(|| self.state().missing(kind, name)));
+            }
+            self.load(AT_ONCE, &mut || true)?;
         }
-        let nowhere = || self.state().missing(kind, name);
-        Err(problem.unwrap_or_else(nowhere))
+        Err(self.state().missing(kind, name))
     }
 
     fn blob_at(
@@ -307,14 +309,31 @@ impl Repository {
     /// Lists by their names, in the same way.
     fn lists(&self, names: &[BlockName]) -> Result<HashMap<BlockName, Vec<u8>>> {
         let (mut found, rate) = (HashMap::new(), Rate::new(None, &self.stop));
-        let spans = self.spans(BlobKind::List, names)?;
-        let read = |span: Vec<_>| Ok(self.span(BlobKind::List, &span, &rate).0);
-        pool::each(AT_ONCE, &self.stop, spans.into_iter(), read, |lists| {
-            found.extend(lists.into_iter().flatten());
-            Ok(())
-        })?;
+        self.each_list(names, &rate, |lists| found.extend(lists))?;
         self.fill(BlobKind::List, names, &mut found, &rate)?;
         Ok(found)
+    }
+
+    /// Those of these lists that can be read, as they should be, at the first place of each.
+    fn proven_lists(&self, names: &[BlockName]) -> Result<HashSet<BlockName>> {
+        let (mut found, rate) = (HashSet::new(), Rate::new(None, &self.stop));
+        let take = |lists: Vec<_>| found.extend(lists.into_iter().map(|(name, _)| name));
+        self.each_list(names, &rate, take)?;
+        Ok(found)
+    }
+
+    fn each_list(
+        &self,
+        names: &[BlockName],
+        rate: &Rate<'_>,
+        mut found: impl FnMut(Vec<(BlockName, Vec<u8>)>),
+    ) -> Result<()> {
+        let spans = self.spans(BlobKind::List, names)?;
+        let read = |span: Vec<_>| Ok(self.span(BlobKind::List, &span, rate).0);
+        self.each(AT_ONCE, spans.into_iter(), read, |lists| {
+            lists.into_iter().for_each(&mut found);
+            Ok(())
+        })
     }
 
     /// Adds what is missing of blobs: what is not there, or not as it should be, is looked for once more, and everywhere.
@@ -430,6 +449,7 @@ mod tests {
     use super::*;
     use crate::codec::Method;
     use crate::objects::Directory;
+    use std::time::{Instant, SystemTime};
 
     /// A writer with the key and a bug: what it has sealed is what it wrote, and not what it said.
     #[test]
@@ -450,5 +470,74 @@ mod tests {
         assert!(error.to_string().contains("/packs/"), "{error}");
         assert_eq!(repository.fetch(repository.name_of(&right), &rate).unwrap().0, right);
         assert!(repository.fetch_some(&[wrong], &rate).is_err());
+    }
+
+    /// Found by review: while one thread reads the footers of packs that no index names, another one that looks for a chunk
+    /// in such a pack took it for lost.
+    #[test]
+    fn threads_wait_for_who_looks_for_packs() {
+        let root = tempfile::tempdir().unwrap();
+        let objects: Arc<dyn Objects> = Arc::new(Directory::open(root.path()).unwrap());
+        init(&objects, &InitOptions { chunk_size: Some(4096), ..InitOptions::default() }).unwrap();
+        let stop = Arc::default();
+        let repository = Arc::new(Repository::open(&objects, None, &stop).unwrap().unwrap());
+        let writer = Writer::new(&repository);
+        let names = [1, 2].map(|byte| repository.name_of(&[byte; 4096]));
+        for (name, byte) in names.iter().zip([1, 2]) {
+            writer.add_chunk(*name, &[byte; 4096], Method::None, &Rate::new(None, &stop)).unwrap();
+        }
+        writer.flush().unwrap();
+        objects.remove_all(&format::path("index")).unwrap();
+
+        // The other thread asks while the first one reads the first footer.
+        let (other, results) = std::sync::mpsc::channel();
+        let (reader, is_first) =
+            (Arc::new(std::sync::OnceLock::<Arc<Repository>>::new()), AtomicBool::new(true));
+        let (other_reader, second) = (Arc::clone(&reader), names[1]);
+        let range = move |_: &str| {
+            if !is_first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+                return;
+            }
+            let (repository, other) = (Arc::clone(other_reader.get().unwrap()), other.clone());
+            std::thread::spawn(move || {
+                let rate = AtomicBool::new(false);
+                other
+                    .send(repository.fetch(second, &Rate::new(None, &rate)).map(|(c, _)| c))
+                    .unwrap();
+            });
+            // It waits; if it does not, it has had time enough.
+            std::thread::sleep(Duration::from_millis(200));
+        };
+        let hooked = crate::objects::hooked::Hooked {
+            range: Box::new(range),
+            ..crate::objects::hooked::Hooked::on(objects)
+        };
+        let objects: Arc<dyn Objects> = Arc::new(hooked);
+        let repository = Arc::new(Repository::open(&objects, None, &stop).unwrap().unwrap());
+        assert!(reader.set(Arc::clone(&repository)).is_ok());
+        let rate = Rate::new(None, &stop);
+        assert_eq!(repository.fetch(names[0], &rate).unwrap().0, [1; 4096]);
+        assert_eq!(results.recv().unwrap().unwrap(), [2; 4096]);
+    }
+
+    /// One second more than the grace time, as times may be whole seconds; and half of it between the last look and the
+    /// manifest, by each of the two clocks.
+    #[test]
+    fn what_is_old_and_what_is_late() {
+        let root = tempfile::tempdir().unwrap();
+        let objects: Arc<dyn Objects> = Arc::new(Directory::open(root.path()).unwrap());
+        init(&objects, &InitOptions::default()).unwrap();
+        let repository = Repository::open(&objects, None, &Arc::default()).unwrap().unwrap();
+        let (grace, now) = (repository.grace, SystemTime::now());
+        let edge = grace + Duration::from_secs(1);
+        for (age, is_old) in [(grace, false), (edge, false), (edge + Duration::from_nanos(1), true)]
+        {
+            assert_eq!(repository.is_old(now, now - age), is_old, "{age:?}");
+        }
+        assert!(!repository.is_old(now, now + edge));
+        assert!(!repository.is_late((Instant::now(), now)));
+        // A machine that slept, and a clock that was set back.
+        assert!(repository.is_late((Instant::now(), now - grace)));
+        assert!(repository.is_late((Instant::now(), now + grace)));
     }
 }

@@ -7,7 +7,7 @@ use crate::names::{BlockName, hex};
 use crate::pool;
 use dbs_core::{Error, ErrorKind, Result};
 use std::collections::{HashMap, HashSet};
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes of an object that condemns packs.
@@ -57,6 +57,16 @@ pub(super) struct Pack {
     pub is_condemned: bool,
 }
 
+/// A blob in condemned packs.
+pub(super) struct Copies {
+    pub kind: BlobKind,
+    pub name: BlockName,
+    /// The condemned packs that have it.
+    pub packs: Vec<Id>,
+    /// Where else it is.
+    pub others: Vec<Location>,
+}
+
 /// What was found in the indexes, and what of it is there.
 #[derive(Debug, Default)]
 pub(super) struct State {
@@ -73,6 +83,9 @@ pub(super) struct State {
     pub listed: HashMap<Id, u64>,
     /// What each object condemns.
     pub condemned: HashMap<Id, Vec<Id>>,
+    /// All packs that were condemned: once condemned, always condemned, for as long as this process knows of it, and also
+    /// those that it comes to know later.
+    pub doomed: HashSet<Id>,
     /// Packs in which something was found damaged.
     pub damaged: HashSet<Id>,
     /// Packs that no index names, and whose footers were read.
@@ -81,6 +94,8 @@ pub(super) struct State {
     has_adopted: bool,
     /// When it was looked what is there.
     loaded: Option<Instant>,
+    /// Lists that were nowhere then.
+    missed: HashSet<BlockName>,
     /// Why it is not known what all of them condemn.
     pub unclear: Option<String>,
 }
@@ -101,7 +116,7 @@ impl State {
                 id: pack.id,
                 length: pack.length,
                 is_there: self.listed.get(&pack.id) == Some(&pack.length),
-                is_condemned: false,
+                is_condemned: self.doomed.contains(&pack.id),
             });
             for (piece, entry) in pack.entries.iter().enumerate() {
                 let place = Place {
@@ -145,9 +160,26 @@ impl State {
         places.into_iter().map(location).collect()
     }
 
-    /// Whether a blob is there, as the document has it: in a pack that stays.
+    /// Whether a blob is there, as the document has it: in a pack that stays, and in which nothing was found damaged.
     pub fn is_there(&self, kind: BlobKind, name: BlockName) -> bool {
-        self.places(kind, name).any(|(_, pack)| !pack.is_condemned)
+        let stays = |pack: &Pack| !pack.is_condemned && !self.damaged.contains(&pack.id);
+        self.places(kind, name).any(|(_, pack)| stays(pack))
+    }
+
+    /// Of condemned packs, the live blobs in them, with where else each can be read: in packs that nothing condemns.
+    pub fn copies(
+        &self,
+        packs: &HashSet<Id>,
+        live: &HashSet<(BlobKind, BlockName)>,
+    ) -> Vec<Copies> {
+        let copies = |(kind, name): &(BlobKind, BlockName)| {
+            let (inside, others): (Vec<_>, Vec<_>) =
+                self.locations(*kind, *name).into_iter().partition(|at| packs.contains(&at.pack));
+            let others = others.into_iter().filter(|at| !self.doomed.contains(&at.pack)).collect();
+            let packs: Vec<_> = inside.into_iter().map(|at| at.pack).collect();
+            (!packs.is_empty()).then_some(Copies { kind: *kind, name: *name, packs, others })
+        };
+        live.iter().filter_map(copies).collect()
     }
 
     /// The packs of those that are there which hold a blob for which `live` says yes; with `alone` only if it is in no
@@ -160,6 +192,17 @@ impl State {
             }
         }
         needed
+    }
+
+    /// Whether it is known of a list where it is, or that it is nowhere.
+    fn knows(&self, list: BlockName) -> bool {
+        self.missed.contains(&list) || self.places(BlobKind::List, list).next().is_some()
+    }
+
+    /// Notes that it is not known any more what is there: a pack has gone.
+    pub fn outdated(&mut self, pack: Id) {
+        self.removed(pack);
+        self.loaded = None;
     }
 
     /// Whether an index names a pack.
@@ -197,10 +240,9 @@ impl State {
 
     /// Takes over new lists of what is there.
     fn settle(&mut self, condemned: HashMap<Id, Vec<Id>>, listed: HashMap<Id, u64>) {
-        let all: HashSet<Id> = condemned.values().flatten().copied().collect();
+        self.doomed.extend(condemned.values().flatten());
         for pack in &mut self.packs {
-            // Once condemned, always condemned, for as long as this process knows of it.
-            pack.is_condemned |= all.contains(&pack.id);
+            pack.is_condemned = self.doomed.contains(&pack.id);
             pack.is_there = listed.get(&pack.id) == Some(&pack.length);
         }
         self.condemned = condemned;
@@ -231,7 +273,21 @@ impl Repository {
     /// # Errors
     /// Those of the store; `Interrupted`. An index that is damaged is no error here: see `State::problems`.
     pub fn load(&self, workers: usize, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
-        let _alone = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = self.alone();
+        self.load_alone(&alone, workers, go_on)
+    }
+
+    /// One loads, and others wait until it is known what is there.
+    fn alone(&self) -> MutexGuard<'_, ()> {
+        self.loading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn load_alone(
+        &self,
+        _alone: &MutexGuard<'_, ()>,
+        workers: usize,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         let condemned = self.list_condemned()?;
         let indexes = self.ids("index")?;
         let new: Vec<Id> = {
@@ -248,7 +304,7 @@ impl Repository {
             }
             Err(error) => Err(error),
         };
-        pool::each(workers, &self.stop, new.into_iter(), read, |found| {
+        self.each(workers, new.into_iter(), read, |found| {
             match found.flatten() {
                 Some((id, Ok(packs))) => self.state().add(Some(id), packs),
                 Some((id, Err(problem))) => drop(self.state().problems.insert(id, problem)),
@@ -268,15 +324,25 @@ impl Repository {
             let state = self.state();
             names.iter().any(|name| state.places(kind, *name).next().is_none())
         };
-        let is_fresh = |loaded: Instant| loaded.elapsed() < FRESH;
+        // That of a manifest that was read since may have come since.
+        let is_known = || {
+            let state = self.state();
+            let is_fresh = state.loaded.is_some_and(|loaded| loaded.elapsed() < FRESH);
+            is_fresh && (kind == BlobKind::Chunk || names.iter().all(|n| state.knows(*n)))
+        };
         if !is_nowhere() {
             return Ok(());
         }
-        if !self.state().loaded.is_some_and(is_fresh) {
-            self.load(AT_ONCE, &mut || true)?;
+        // Another thread may just be looking for the same.
+        let alone = self.alone();
+        if is_nowhere() && !is_known() {
+            self.load_alone(&alone, AT_ONCE, &mut || true)?;
         }
-        if is_nowhere() && !std::mem::replace(&mut self.state().has_adopted, true) {
-            self.adopt()?;
+        if is_nowhere() && !self.state().has_adopted {
+            self.adopt_alone(&alone)?;
+        }
+        if kind == BlobKind::List && is_nowhere() {
+            self.state().missed.extend(names);
         }
         Ok(())
     }
@@ -286,7 +352,7 @@ impl Repository {
     /// # Errors
     /// Those of the store.
     pub fn look_again(&self) -> Result<()> {
-        let _alone = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.alone();
         let condemned = self.list_condemned()?;
         let listed = self.list_packs()?;
         self.state().settle(condemned, listed);
@@ -305,6 +371,11 @@ impl Repository {
     /// # Errors
     /// Those of the store.
     pub fn adopt(&self) -> Result<()> {
+        let alone = self.alone();
+        self.adopt_alone(&alone)
+    }
+
+    fn adopt_alone(&self, _alone: &MutexGuard<'_, ()>) -> Result<()> {
         let orphans: Vec<(Id, u64)> = {
             let state = self.state();
             let listed = state.listed.iter().map(|(id, length)| (*id, *length));
@@ -318,13 +389,14 @@ impl Repository {
             }
             footer => footer,
         };
-        pool::each(AT_ONCE, &self.stop, orphans.into_iter(), read, |pack| {
+        self.each(AT_ONCE, orphans.into_iter(), read, |pack| {
             found.extend(pack.flatten());
             Ok(())
         })?;
         let mut state = self.state();
         state.add(None, found.clone());
         state.orphans.extend(found);
+        state.has_adopted = true;
         Ok(())
     }
 

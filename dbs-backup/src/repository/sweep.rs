@@ -1,10 +1,12 @@
 //! Collecting what no backup needs: section 9 of `docs/repository.md`, which argues why no backup loses a chunk.
 
-use super::format::{self, BlobKind, CONDEMNED_MAX, INDEX_PACKS, LIST};
+use super::format::{self, BlobKind, CONDEMNED_MAX, LIST};
 use super::keys::Kind;
+use super::state::Copies;
 use super::{AT_ONCE, Id, Repository};
 use crate::names::{BlockName, TEMPORARY, hex};
-use crate::pool::{self, Work};
+use crate::objects::is_verdict;
+use crate::pool::{self, Rate, Work};
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::collections::HashSet;
@@ -48,7 +50,7 @@ impl Repository {
         self.adopt()?;
         let mut collected = Collected::default();
         let live = self.live(&mut collected, work)?;
-        self.check_whole(&live)?;
+        self.check_whole(&live, work)?;
         self.index_orphans(now)?;
         self.remove_condemned(now, &live, &mut collected, work)?;
         self.condemn(now, &live, &mut collected)?;
@@ -80,10 +82,17 @@ impl Repository {
     }
 
     /// Refuses to go on if something that a backup needs is nowhere: it may be in a pack whose index and footer are lost.
-    fn check_whole(&self, live: &Live) -> Result<()> {
-        let state = self.state();
-        let lost = live.iter().find(|(kind, name)| state.locations(*kind, *name).is_empty());
-        lost.map_or(Ok(()), |(_, name)| {
+    fn check_whole(&self, live: &Live, work: &mut Work<'_>) -> Result<()> {
+        let lost = || {
+            let state = self.state();
+            live.iter().find(|(kind, name)| state.locations(*kind, *name).is_empty()).copied()
+        };
+        if lost().is_some() {
+            // A backup that was made since it was looked may have written it anew.
+            self.load(work.workers, &mut || (work.progress)(0, 0))?;
+            self.adopt()?;
+        }
+        lost().map_or(Ok(()), |(_, name)| {
             Err(Error::corrupt(format!(
                 "chunk {name} is in no pack of the repository, and a backup needs it. Nothing is collected: `dbs backup verify` \
                  tells which one. Mend it with `dbs backup create --full`, or delete it"
@@ -101,11 +110,14 @@ impl Repository {
                 old.push(pack);
             }
         }
-        old.chunks(INDEX_PACKS).try_for_each(|packs| self.put_index(packs).map(drop))
+        match old.is_empty() {
+            true => Ok(()),
+            false => self.put_index(&old).map(drop),
+        }
     }
 
     /// Whether something was written the grace time ago. Times may be whole seconds.
-    fn is_old(&self, now: SystemTime, modified: SystemTime) -> bool {
+    pub(super) fn is_old(&self, now: SystemTime, modified: SystemTime) -> bool {
         now.duration_since(modified).is_ok_and(|age| age > self.grace + Duration::from_secs(1))
     }
 
@@ -151,9 +163,9 @@ impl Repository {
         collected: &mut Collected,
         work: &mut Work<'_>,
     ) -> Result<()> {
-        let (condemned, needed) = {
+        let (condemned, needed, used) = {
             let state = self.state();
-            (state.condemned.clone(), state.needed(live, true))
+            (state.condemned.clone(), state.needed(live, true), state.needed(live, false))
         };
         for (id, packs) in condemned {
             let path = format::path(&format!("condemned/{}", hex(&id.0)));
@@ -167,8 +179,12 @@ impl Repository {
                 collected.wait(&there, self.grace.saturating_sub(age));
                 continue;
             }
-            let (kept, gone): (Vec<_>, Vec<_>) =
-                there.into_iter().partition(|(pack, _)| needed.contains(pack));
+            let mut going: HashSet<Id> = there.iter().map(|(pack, _)| *pack).collect();
+            going.retain(|pack| !needed.contains(pack));
+            let alone = self.unproven(&going.intersection(&used).copied().collect(), live, work)?;
+            let (gone, kept): (Vec<_>, Vec<_>) = there
+                .into_iter()
+                .partition(|(pack, _)| going.contains(pack) && !alone.contains(pack));
             self.remove_packs(&gone, collected, work)?;
             if kept.is_empty() {
                 // Durably, before it is forgotten that nobody may rely on them.
@@ -177,6 +193,36 @@ impl Repository {
             }
         }
         Ok(())
+    }
+
+    /// Of condemned packs, those that hold something live of which no other pack, that stays, has a copy that can be read:
+    /// that copy may have been damaged since.
+    fn unproven(
+        &self,
+        packs: &HashSet<Id>,
+        live: &Live,
+        work: &mut Work<'_>,
+    ) -> Result<HashSet<Id>> {
+        if packs.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let (all, rate) = (self.state().copies(packs, live), Rate::new(work.rate, &self.stop));
+        let prove = |copies: Copies| {
+            for location in &copies.others {
+                match self.blob_at(copies.kind, copies.name, location, &rate, &mut 0) {
+                    Err(error) if !is_verdict(error.kind()) => return Err(error),
+                    Err(_) => {}
+                    Ok(_) => return Ok(Vec::new()),
+                }
+            }
+            Ok(copies.packs)
+        };
+        let mut unproven = HashSet::new();
+        pool::each(work.workers, &self.stop, all.into_iter(), prove, |packs| {
+            unproven.extend(packs.into_iter().flatten());
+            if (work.progress)(0, 0) { Ok(()) } else { Err(pool::interrupted()) }
+        })?;
+        Ok(unproven)
     }
 
     fn remove_packs(
@@ -243,16 +289,26 @@ impl Repository {
     /// Those of the store.
     pub fn condemn_damaged(&self) -> Result<u64> {
         self.load(AT_ONCE, &mut || true)?;
-        let damaged: Vec<Id> = {
-            let state = self.state();
-            let known: HashSet<&Id> = state.condemned.values().flatten().collect();
-            let damaged = state.damaged.iter().filter(|id| state.listed.contains_key(id));
-            damaged.filter(|id| !known.contains(id)).copied().collect()
-        };
+        let damaged = self.damaged();
         for packs in damaged.chunks(CONDEMNED_MAX) {
             self.put_condemned(packs.iter().copied())?;
         }
         Ok(damaged.len() as u64)
+    }
+
+    /// Packs that were found damaged, and that nothing condemns.
+    fn damaged(&self) -> Vec<Id> {
+        let state = self.state();
+        let known: HashSet<&Id> = state.condemned.values().flatten().collect();
+        let damaged = state.damaged.iter().filter(|id| state.listed.contains_key(id));
+        let mut damaged: Vec<Id> = damaged.filter(|id| !known.contains(id)).copied().collect();
+        damaged.sort();
+        damaged
+    }
+
+    /// The paths of these.
+    pub fn damaged_packs(&self) -> Vec<String> {
+        self.damaged().into_iter().map(format::pack_path).collect()
     }
 
     /// The packs that hold nothing live; and how many others there are, and their bytes.

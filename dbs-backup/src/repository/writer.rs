@@ -1,6 +1,8 @@
 //! Writing packs and indexes: section 8 of `docs/repository.md`.
 
-use super::format::{self, BLOBS_MAX, BlobKind, Entry, INDEX_PACKS, LIST, Manifest, PackIndex};
+use super::format::{
+    self, BLOBS_MAX, BlobKind, Entry, INDEX_LIMIT, INDEX_PACKS, LIST, Manifest, PackIndex,
+};
 use super::keys::{Kind, Sealer};
 use super::{Id, Repository};
 use crate::blocks::is_zero;
@@ -170,12 +172,34 @@ impl Writer {
         self.index(packs)
     }
 
-    /// The lists of a backup, of which those are written that are not there; with `all`, all are.
+    /// The lists of a backup, of which those are written that are not there; with `all`, all are. Without one of its lists
+    /// no backup can be read, and lists are small: those that are there are proven.
     fn lists(&self, config: &BackupConfig, size: u64, all: bool) -> Result<Vec<Option<BlockName>>> {
+        let (repository, mut there) = (&self.repository, Vec::new());
+        let lists = self.each_list(config, size, |name, _| {
+            if !all && repository.state().is_there(BlobKind::List, name) {
+                there.push(name);
+            }
+            Ok(())
+        })?;
+        let mut there = repository.proven_lists(&there)?;
+        self.each_list(config, size, |name, ids| match there.insert(name) {
+            true => self.add((BlobKind::List, name, ids.len() as u32, false), ids),
+            false => Ok(()),
+        })?;
+        Ok(lists)
+    }
+
+    fn each_list(
+        &self,
+        config: &BackupConfig,
+        size: u64,
+        mut each: impl FnMut(BlockName, &[u8]) -> Result<()>,
+    ) -> Result<Vec<Option<BlockName>>> {
         let chunk_size = self.repository.chunk_size;
         let slots = size.div_ceil(chunk_size) as usize;
         let mut blocks = config.blocks.iter().peekable();
-        let (mut lists, mut begun) = (Vec::new(), std::collections::HashSet::new());
+        let mut lists = Vec::new();
         for first in (0..slots).step_by(LIST) {
             let count = LIST.min(slots - first);
             let mut ids = vec![0; count * 32];
@@ -189,10 +213,7 @@ impl Writer {
                 continue;
             }
             let name = self.repository.keys.list(&ids);
-            let is_there = self.repository.state().is_there(BlobKind::List, name);
-            if (all || !is_there) && begun.insert(name) {
-                self.add((BlobKind::List, name, ids.len() as u32, false), &ids)?;
-            }
+            each(name, &ids)?;
             lists.push(Some(name));
         }
         Ok(lists)
@@ -259,17 +280,21 @@ impl Writer {
 }
 
 impl Repository {
-    /// Writes an index; returns its bytes.
+    /// Writes an index, or several if one were too long for readers; returns their bytes.
     pub(super) fn put_index(&self, packs: &[PackIndex]) -> Result<u64> {
         let id = Id::new()?;
         let plain = format::encode_index(packs);
         let object = format::seal_object(&self.keys, Kind::Index, id, &plain);
+        if packs.len() > INDEX_PACKS || object.len() as u64 > INDEX_LIMIT && packs.len() > 1 {
+            let (first, second) = packs.split_at(packs.len() / 2);
+            return Ok(self.put_index(first)? + self.put_index(second)?);
+        }
         self.objects.put(&format::path(&format!("index/{}", hex(&id.0))), &object)?;
         Ok(object.len() as u64)
     }
 
     /// Whether so much time went by that packs may have been condemned and removed.
-    fn is_late(&self, since: (Instant, SystemTime)) -> bool {
+    pub(super) fn is_late(&self, since: (Instant, SystemTime)) -> bool {
         // One of the two clocks goes on while the machine sleeps, the other one cannot be set.
         let slept = since.1.elapsed().unwrap_or(Duration::MAX);
         since.0.elapsed().max(slept) > self.grace / 2

@@ -23,6 +23,8 @@ pub enum Fault {
     Cut,
     /// It is carried out; then as `Cut`.
     CutAfter,
+    /// It is carried out, and its answer is lost; later ones do not fail.
+    Lost,
 }
 
 #[derive(Default)]
@@ -37,9 +39,11 @@ pub struct Memory {
     pub read: AtomicU64,
     fault: Mutex<Option<(u64, Fault)>>,
     at_put: Mutex<Option<Arc<AtPut>>>,
+    at_walk: Mutex<Option<Arc<AtWalk>>>,
 }
 
 type AtPut = dyn Fn(&str, &[u8]) + Send + Sync;
+type AtWalk = dyn Fn(&str) + Send + Sync;
 
 thread_local! {
     /// What is written by what is called before a writing is called for nothing.
@@ -56,6 +60,11 @@ impl Memory {
     /// Calls this before each object is written.
     pub fn at_put(&self, call: impl Fn(&str, &[u8]) + Send + Sync + 'static) {
         *self.at_put.lock().unwrap() = Some(Arc::new(call));
+    }
+
+    /// Calls this before each walk.
+    pub fn at_walk(&self, call: impl Fn(&str) + Send + Sync + 'static) {
+        *self.at_walk.lock().unwrap() = Some(Arc::new(call));
     }
 
     pub fn calls(&self) -> u64 {
@@ -135,7 +144,7 @@ impl Memory {
         match fault {
             Some((at, Fault::Fail)) if call == at => failed(),
             Some((at, Fault::Cut)) if call >= at => failed(),
-            Some((at, Fault::CutAfter)) if call == at => {
+            Some((at, Fault::CutAfter | Fault::Lost)) if call == at => {
                 body();
                 failed()
             }
@@ -195,6 +204,11 @@ impl Objects for Memory {
     }
 
     fn walk(&self, folder: &str, found: Found<'_>) -> Result<()> {
+        let call = self.at_walk.lock().unwrap().clone();
+        if let Some(call) = call.filter(|_| !IN_HOOK.replace(true)) {
+            call(folder);
+            IN_HOOK.set(false);
+        }
         let paths = self.call(|| self.paths())?;
         let size = |path: &String| self.objects.lock().unwrap().get(path).map(|o| o.0.len() as u64);
         let prefix = format!("{folder}/");

@@ -561,6 +561,12 @@ fn backups_in_a_repository() {
         run(command.args(["--json", "--yes", "backup"]).args(args.split_whitespace()))
     };
     backup(&place, &format!("init {url} --encrypt")).exits(2, "no key");
+    for empty in ["list", "init"] {
+        let mut command = place.bare();
+        command.env("DBS_BACKUP_PASSPHRASE", "").args(["backup", empty, &url]);
+        let refused = run(&mut command).exits(2, "empty").stderr;
+        assert!(refused.contains("DBS_BACKUP_PASSPHRASE"), "{refused}");
+    }
     keyed(&format!("init {url}")).exits(2, "not to be encrypted");
     keyed(&format!("list {url}")).exits(2, "nothing is written in the clear");
     let made = keyed(&format!("init {url} --encrypt")).ok("init").json();
@@ -613,6 +619,20 @@ fn backups_in_a_repository() {
     let name = packs.last().unwrap().file_name().unwrap().to_str().unwrap();
     assert!(bad.json().to_string().contains(name), "{name}");
     keyed(&format!("create vol {url} --name backup-3")).ok("third");
+    keyed(&format!("verify {url}?backup=backup-3&volume=vol --data")).ok("mended");
+    let condemned = || std::fs::read_dir(root.join("dbs-repository/condemned")).unwrap().count();
+    assert_eq!(condemned(), 1);
+    // What cannot be read at all is mended, too.
+    for lists in &packs[..2] {
+        let mut content = std::fs::read(lists).unwrap();
+        content[60] ^= 1;
+        std::fs::write(lists, content).unwrap();
+    }
+    for (name, count) in [("backup-1", 2), ("backup-2", 3)] {
+        keyed(&format!("verify {url}?backup={name}&volume=vol --data --mend")).exits(4, name);
+        assert_eq!(condemned(), count);
+    }
+    keyed(&format!("create vol {url} --name backup-4")).ok("fourth");
     keyed(&format!("verify {url}?backup=backup-3&volume=vol --data")).ok("mended");
 
     keyed(&format!("delete {url}?backup=backup-1&volume=vol")).ok("delete");

@@ -188,3 +188,22 @@ fn a_collection_and_a_power_loss() {
         }
     }
 }
+
+/// A backup whose manifest is there is complete, also if the answer to its writing was lost.
+#[test]
+fn a_lost_answer() {
+    let volume = volume(27, 3);
+    for call in 0.. {
+        let (objects, store) = fresh(None);
+        let before = objects.calls();
+        objects.set_fault(Some((call, Fault::Lost)));
+        let created = create(&store, "backup-1", &volume.get("one")).map(drop);
+        let calls = objects.calls() - before;
+        objects.set_fault(None);
+        let there = open(&objects, None).backups(VOLUME).unwrap();
+        assert_eq!(there.len(), usize::from(created.is_ok()), "{call}: {created:?}");
+        if calls <= call {
+            break;
+        }
+    }
+}

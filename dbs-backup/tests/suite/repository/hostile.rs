@@ -19,9 +19,7 @@ fn read_all(
     volume: &Snapshots,
 ) -> std::result::Result<(), String> {
     let store = try_open(objects, secret).map_err(|error| error.to_string())?;
-    if !store.is_repository() {
-        return Err("no repository".to_owned());
-    }
+    assert!(store.is_repository());
     for (backup, snapshot) in [("backup-1", "one"), ("backup-2", "two")] {
         let content = volume.get(snapshot).content();
         let read = restored(&store, backup, content.len()).map_err(|error| error.to_string())?;
@@ -146,9 +144,8 @@ fn swapped_objects() {
         }
         // Under another name, as the backup of another volume and by another name.
         let manifest = paths.iter().find(|path| path.contains("/manifests/")).unwrap();
-        let renamed = manifest.replace("/manifests/", "/manifests/0");
-        let renamed = [&renamed[..26], &renamed[27..]].concat();
-        assert_eq!(renamed.len(), manifest.len());
+        let digit = if manifest[25..].starts_with('0') { "1" } else { "0" };
+        let renamed = [&manifest[..25], digit, &manifest[26..]].concat();
         objects.set(&renamed, objects.content(manifest));
         let store = open(&objects, secret.as_ref());
         assert!(store.volumes().unwrap().iter().any(|volume| volume.starts_with("damaged-")));
@@ -163,6 +160,15 @@ fn objects_that_are_gone() {
         objects.set(&path, None);
         let outcome = read_all(&objects, None, &volume);
         assert_eq!(outcome.is_ok(), path.contains("/index/"), "{path}: {outcome:?}");
+        if path.ends_with("/config") {
+            // Neither in another layout, nor as a new repository.
+            let opened = try_open(&objects, None).map(drop).unwrap_err();
+            let made = store(&objects).init(&InitOptions::default()).unwrap_err();
+            for error in [opened, made] {
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+                assert!(error.to_string().contains("config"), "{error}");
+            }
+        }
         objects.set(&path, content);
     }
 }
@@ -196,4 +202,24 @@ fn a_wrong_key_opens_nothing() {
     objects.delete("/keys/");
     let error = try_open(&objects, Some(&secrets[0])).map(drop).unwrap_err();
     assert!(error.to_string().contains("gone"), "{error}");
+}
+
+/// Who does not know what is going to be removed relies on nothing.
+#[test]
+fn a_damaged_condemnation_stops_writers() {
+    let (objects, mut volume) = repository(None);
+    remove(&open(&objects, None), "backup-1").unwrap();
+    remove(&open(&objects, None), "backup-2").unwrap();
+    objects.age_by(LONG);
+    assert!(collect(&open(&objects, None)).unwrap().condemned > 0);
+    assert_eq!(objects.edit("/condemned/", |content| content[60] ^= 1), 1);
+    volume.push("three", 0, b"more");
+    let created = create(&open(&objects, None), "backup-3", &volume.get("three")).map(drop);
+    objects.age_by(LONG);
+    let collected = collect(&open(&objects, None)).map(drop);
+    for error in [created.unwrap_err(), collected.unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.to_string().contains("/condemned/"), "{error}");
+    }
+    assert_eq!(open(&objects, None).backups(VOLUME).unwrap(), [""; 0]);
 }

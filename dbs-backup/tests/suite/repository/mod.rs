@@ -397,3 +397,95 @@ fn in_a_directory() {
     left.sort();
     assert_eq!(left, ["config", "keys"]);
 }
+
+fn read_start(reader: &Reader, backup: &str) -> Result<Vec<u8>> {
+    let backup = reader.open(VOLUME, backup)?;
+    match reader.read(&backup, &Place::default(), 0, BLOCK as usize)? {
+        Piece::Data(bytes, range) => Ok(bytes[range].to_vec()),
+        Piece::Zeros(length) => Ok(vec![0; length]),
+    }
+}
+
+/// Found by review: what a mount knows of a repository gets old.
+#[test]
+fn a_mount_sees_what_changes() {
+    let mut volume = volume(25, 4);
+    let (objects, store) = fresh(None);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    let reader = Reader::start(open(&objects, None), ReadOptions::default()).unwrap();
+    reader.open(VOLUME, "backup-1").unwrap();
+    // A backup that is made right after.
+    volume.push("two", 0, &[7; BLOCK as usize]);
+    create(&open(&objects, None), "backup-2", &volume.get("two")).unwrap();
+    assert_eq!(read_start(&reader, "backup-2").unwrap(), [7; BLOCK as usize]);
+    // Packs whose content is in new ones, as after damage was mended.
+    let old = packs(&objects);
+    let source = volume.get("two");
+    let reader = Reader::start(open(&objects, None), ReadOptions::default()).unwrap();
+    let first = reader.open(VOLUME, "backup-1").unwrap();
+    for snapshot in ["one", "two"] {
+        let options =
+            CreateOptions { full: true, ..options(&format!("full-{snapshot}"), snapshot) };
+        let source = volume.get(snapshot);
+        open(&objects, None)
+            .create(&source, options)
+            .unwrap()
+            .run(&mut Work::new(&mut |_, _| true))
+            .unwrap();
+    }
+    old.iter().for_each(|path| objects.set(path, None));
+    let piece = reader.read(&first, &Place::default(), 2 * BLOCK, BLOCK as usize).unwrap();
+    let Piece::Data(bytes, range) = piece else { panic!("zeros") };
+    assert!(bytes[range] == source.content()[2 * BLOCK as usize..3 * BLOCK as usize]);
+}
+
+/// Found by review: an error of the store ends what it ended, and not all that comes after it.
+#[test]
+fn a_mount_survives_errors() {
+    let volume = volume(26, 4);
+    for call in 0.. {
+        let (objects, store) = fresh(None);
+        create(&store, "backup-1", &volume.get("one")).unwrap();
+        let reader = Reader::start(open(&objects, None), ReadOptions::default()).unwrap();
+        let before = objects.calls();
+        objects.set_fault(Some((call, Fault::Fail)));
+        let outcome = read_start(&reader, "backup-1");
+        let calls = objects.calls() - before;
+        objects.set_fault(None);
+        let content = &volume.get("one").content()[..BLOCK as usize];
+        assert!(read_start(&reader, "backup-1").unwrap() == content, "{call}");
+        if calls <= call {
+            assert!(outcome.unwrap() == content && call > 4);
+            break;
+        }
+    }
+}
+
+/// Found by review: the second of two would have replaced the config of the first, and with it the key.
+#[test]
+fn one_of_two_makes_it() {
+    for put in 0..2 {
+        let objects = Arc::new(Memory::default());
+        let made: Arc<std::sync::Mutex<Option<Vec<u8>>>> = Arc::default();
+        let (count, other, noted) =
+            (std::sync::Mutex::new(0), Arc::clone(&objects), Arc::clone(&made));
+        objects.at_put(move |_, _| {
+            let mut count = count.lock().unwrap();
+            *count += 1;
+            if *count == put + 1 && store(&other).init(&InitOptions::default()).is_ok() {
+                *noted.lock().unwrap() = other.content("dbs-repository/config");
+            }
+        });
+        let first = store(&objects).init(&InitOptions::default());
+        objects.at_put(|_, _| {});
+        let second = made.lock().unwrap().take();
+        assert!(first.is_err() || second.is_none(), "put {put}");
+        if let Some(second) = second {
+            assert_eq!(objects.content("dbs-repository/config").unwrap(), second);
+        }
+        // A later one makes it, if none did.
+        let is_there = objects.content("dbs-repository/config").is_some();
+        let again = store(&objects).init(&InitOptions::default());
+        assert_eq!(again.is_ok(), !is_there, "put {put}");
+    }
+}

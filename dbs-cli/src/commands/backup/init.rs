@@ -1,11 +1,11 @@
 //! `dbs backup init` and `dbs backup collect`: repositories.
 
-use super::{open, url, variable};
+use super::{open, secret, url, variable};
 use crate::context::Context;
 use crate::progress::Unit;
 use clap::Args;
 use dbs_backup::url::Url;
-use dbs_backup::{BackupStore, Collected, InitOptions, Secret, Work};
+use dbs_backup::{BackupStore, Collected, InitOptions, Work};
 use dbs_core::{Error, Result, format_size};
 use serde_json::json;
 
@@ -30,7 +30,7 @@ impl Init {
         if self.url.volume.is_some() {
             return Err(Error::invalid("name a backup store, and no volume in it"));
         }
-        let secret = Secret::from_variables(&variable)?;
+        let secret = secret()?;
         match (&secret, self.encrypt) {
             (None, true) => {
                 return Err(Error::invalid(

@@ -14,11 +14,11 @@ use crate::progress::Unit;
 use crate::spec;
 use clap::Args;
 use dbs_backup::url::Url;
-use dbs_backup::{BackupStore, Onto, Restored, Verified, Work};
+use dbs_backup::{BackupStore, Onto, Restored, Secret, Verified, Work};
 use dbs_control::api::Request;
 use dbs_core::info::VolumeInfo;
 use dbs_core::{Error, ErrorKind, Result, format_size};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::num::NonZeroU64;
 use std::process::ExitCode;
 use volume::Filled;
@@ -57,7 +57,13 @@ fn variable(name: &str) -> Option<String> {
 
 /// Opens the backup store that a URL names, whichever layout it has; credentials and keys come from the environment.
 fn open(url: &Url) -> Result<BackupStore> {
-    BackupStore::open_any(url, &variable)
+    let secret = secret()?;
+    BackupStore::open(url, &variable)?.with_repository(secret.as_ref())
+}
+
+/// The key of an encrypted repository, from the environment.
+fn secret() -> Result<Option<Secret>> {
+    Secret::from_variables(&|name| std::env::var_os(name))
 }
 
 /// Where the backups of a volume are, in one spelling for each place; options say how to get there.
@@ -199,6 +205,37 @@ impl Verify {
                 backups.backups(volume)?
             }
         };
+        let found = self.verify(context, &backups, volume, names);
+        let is_stopped = found.as_ref().is_err_and(|error| error.kind() == ErrorKind::Interrupted);
+        if self.mend && !is_stopped {
+            // What was found before something else went wrong counts, too.
+            let packs = backups.mend();
+            if found.is_ok() || packs.as_ref().is_ok_and(|packs| *packs > 0) {
+                context.note(&format!(
+                    "{} packs are damaged: the next backups write again what the volumes still have of them",
+                    packs?
+                ));
+            }
+        }
+        let (all, bad) = found?;
+        if bad {
+            return Ok(ExitCode::from(exit::CORRUPT));
+        }
+        if all.iter().all(|one| one["verified"].is_null()) {
+            let text = format!("volume {volume} has no complete backup: nothing was verified");
+            return Err(Error::not_found(text));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Verifies backups, and says what was found: of each, and whether something is wrong.
+    fn verify(
+        &self,
+        context: &Context,
+        backups: &BackupStore,
+        volume: &str,
+        names: Vec<String>,
+    ) -> Result<(Vec<Value>, bool)> {
         let (mut all, mut bad, mut text) = (Vec::new(), false, String::new());
         for name in names {
             let mut meter = context.meter(&format!("verifying {name}"), Unit::Bytes);
@@ -237,20 +274,7 @@ impl Verify {
         } else {
             output::print(&text)?
         }
-        if self.mend && bad {
-            let packs = backups.mend()?;
-            context.note(&format!(
-                "{packs} packs are damaged: the next backups write again what the volumes still have of them"
-            ));
-        }
-        if bad {
-            return Ok(ExitCode::from(exit::CORRUPT));
-        }
-        if all.iter().all(|one| one["verified"].is_null()) {
-            let text = format!("volume {volume} has no complete backup: nothing was verified");
-            return Err(Error::not_found(text));
-        }
-        Ok(ExitCode::SUCCESS)
+        Ok((all, bad))
     }
 }
 
@@ -279,7 +303,14 @@ fn describe(name: &str, verified: &Verified, data: bool) -> String {
     if verified.bad.len() > SHOWN {
         text += &format!("{name}: {} further bad blocks\n", verified.bad.len() - SHOWN);
     }
+    for pack in &verified.damaged_packs {
+        text += &format!("{name}: {pack} is damaged\n");
+    }
     let verdict = match verified.bad.len() {
+        0 if !verified.damaged_packs.is_empty() => {
+            "nothing is missing: what is damaged is in other packs, too, until you --mend it"
+                .to_owned()
+        }
         0 if data => "nothing is missing or damaged".to_owned(),
         0 => "nothing is missing; --data also reads the blocks".to_owned(),
         bad => format!("{bad} are MISSING OR DAMAGED"),

@@ -1,0 +1,83 @@
+//! Making a repository: sections 1 and 2 of `docs/repository.md`.
+
+use super::Id;
+use super::format::{self, CHUNK_SIZE, Config};
+use super::keys::{self, Key, Keys, Secret, Wrapped};
+use crate::names::{TEMPORARY, hex};
+use crate::objects::Objects;
+use dbs_core::{Error, ErrorKind, Result};
+use std::sync::Arc;
+
+/// How a repository is made.
+#[derive(Debug, Clone, Default)]
+pub struct InitOptions {
+    /// What to encrypt it with.
+    pub secret: Option<Secret>,
+    /// Bytes of a chunk, for tests; by default 1 MiB.
+    pub chunk_size: Option<u64>,
+    /// A passphrase is stretched little: for tests.
+    pub cheap: bool,
+}
+
+/// Makes a repository.
+///
+/// # Errors
+/// `Exists` if there are backups already; those of the store.
+pub(crate) fn init(objects: &Arc<dyn Objects>, options: &InitOptions) -> Result<()> {
+    if objects.stat(&format::path("config"))?.is_some() {
+        return Err(Error::new(ErrorKind::Exists, "there is a repository already"));
+    }
+    check_bare(objects)?;
+    if !objects.list(&crate::names::volumes())?.is_empty() {
+        return Err(Error::new(
+            ErrorKind::Exists,
+            "there are backups in Longhorn's layout already: choose another place",
+        ));
+    }
+    let (key, id): (Key, Id) = (keys::random()?, Id::new()?);
+    let keys = Keys::new(key, id, options.secret.is_some());
+    if let Some(secret) = &options.secret {
+        let wrapped = format::encode(&Wrapped::new(&key, id, secret, options.cheap)?)?;
+        objects.put(&format::path(&format!("keys/{}", hex(&Id::new()?.0))), &wrapped)?;
+    }
+    let plain = options.secret.is_none().then_some(&key);
+    let config = Config::new(id, options.chunk_size.unwrap_or(CHUNK_SIZE), plain);
+    let config = config.encode(&keys)?;
+    Config::parse(&config)?;
+    // Of two at once, one at least sees the other's claim, or its config.
+    let claim = Id::new()?;
+    let path = |id: Id| format::path(&format!("clock/{}", hex(&id.0)));
+    objects.put(&path(claim), &keys.object(keys::Kind::Clock, claim).header)?;
+    let made = put_config(objects, &config, &hex(&claim.0));
+    made.and(objects.remove(&path(claim)))
+}
+
+/// Writes the config, which makes it a repository, and so comes last: unless somebody else is about to.
+fn put_config(objects: &Arc<dyn Objects>, config: &[u8], claim: &str) -> Result<()> {
+    let folder = format::path("clock");
+    if let Some(other) = objects.list(&folder)?.iter().find(|name| *name != claim) {
+        return Err(Error::busy(format!(
+            "another `dbs backup init` runs there. If it was cut off, remove {folder}/{other}"
+        )));
+    }
+    if objects.stat(&format::path("config"))?.is_some() {
+        return Err(Error::new(ErrorKind::Exists, "there is a repository already"));
+    }
+    objects.put(&format::path("config"), config)
+}
+
+/// Refuses a place where there is more of a repository than an `init` that was cut off leaves: it is one whose `config` is
+/// lost. Whoever goes on in another layout, or makes a new repository, hides its backups, and may write in the clear.
+pub(super) fn check_bare(objects: &Arc<dyn Objects>) -> Result<()> {
+    let mut names = objects.list(format::BASE)?.into_iter();
+    let is_other =
+        |name: &String| !["keys", "clock"].contains(&&**name) && !name.contains(TEMPORARY);
+    match names.find(is_other) {
+        None => Ok(()),
+        Some(name) => Err(Error::corrupt(format!(
+            "{path} is gone, and {base}/{name} is there: put your copy of {path} back",
+            path = format::path("config"),
+            base = format::BASE
+        ))),
+    }
+}
