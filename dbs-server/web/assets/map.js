@@ -21,7 +21,7 @@ export class SpaceMap {
   constructor(element) {
     Object.assign(this, { map: null, cells: [], at: 0, part: null, asked: 0, due: 0, columns: 1 });
     this.canvas = el("canvas", {
-      tabindex: "0", role: "img", "aria-describedby": "cell",
+      tabindex: "0", role: "application", "aria-describedby": "cell",
       onkeydown: (event) => this.key(event),
       onmousemove: (event) => this.hover(event),
       onclick: (event) => { this.hover(event); this.zoom(1 / 8); },

@@ -219,3 +219,39 @@ fn readers_need_no_writing() {
     );
     assert!(!Request::VolumeComplete { volume: "a".into(), uuid: None }.leaves_work());
 }
+
+#[test]
+fn what_looks_at_every_layer_ends_when_it_is_told_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = store(dir.path());
+    for at in 0..3 {
+        store.create_snapshot("v", &format!("s{at}"), &Default::default()).unwrap();
+        store.create_volume(&format!("v{at}"), 512).unwrap();
+    }
+    for (method, params) in [
+        ("volume.list", json!({"usage": true})),
+        ("volume.show", json!({"volume": "v"})),
+        ("volume.du", json!({"volume": "v"})),
+        ("snapshot.list", json!({"volume": "v", "usage": true})),
+        ("snapshot.show", json!({"volume": "v", "snapshot": "s1"})),
+    ] {
+        let request = Request::from_wire(json!({"method": method, "params": params})).unwrap();
+        let mut calls = 0;
+        let mut run = |until: u32| {
+            calls = 0;
+            execute(&store, &request, &mut |_| {
+                calls += 1;
+                calls < until
+            })
+        };
+        run(u32::MAX).unwrap_or_else(|e| panic!("{method}: {e}"));
+        let stopped = run(1).unwrap_err();
+        assert_eq!(stopped.kind(), ErrorKind::Interrupted, "{method}: {stopped}");
+        assert_eq!(calls, 1, "{method} went on");
+        if method.ends_with("list") {
+            // Between two of them.
+            assert_eq!(run(3).unwrap_err().kind(), ErrorKind::Interrupted, "{method}");
+            assert_eq!(calls, 3, "{method} went on");
+        }
+    }
+}
