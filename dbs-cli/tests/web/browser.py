@@ -154,7 +154,7 @@ def clear(browser: Browser) -> None:
 def named(browser: Browser, least: int = 10) -> None:
     """All that can be used has a name for who cannot see it."""
     nodes = browser.send("Accessibility.getFullAXTree")["nodes"]
-    roles = {"button", "textbox", "searchbox", "tab", "grid", "dialog", "image", "img", "columnheader", "progressbar"}
+    roles = {"button", "textbox", "searchbox", "tab", "grid", "dialog", "image", "img", "columnheader", "progressbar", "application"}
     seen = [node for node in nodes if not node.get("ignored") and node.get("role", {}).get("value") in roles]
     assert len(seen) >= least, [node["name"] for node in seen]
     without = [node for node in seen if not node.get("name", {}).get("value")]

@@ -281,6 +281,24 @@ mod tests {
         }
     }
 
+    /// Found by review: what was known of an extent was said of whoever got it next.
+    #[test]
+    fn a_mark_lasts_as_long_as_the_use_of_an_id() {
+        let mut ids = Allocator::new(false);
+        ids.add_free(0..2);
+        let first = ids.take(0).unwrap();
+        ids.mark(first, 1);
+        ids.mark(7, 1);
+        assert_eq!(Vec::from_iter(ids.marked(0..8)), [first], "one at most");
+        ids.free(first, 1, 0);
+        assert!(ids.marked(0..8).is_empty(), "it is freed");
+        ids.release(1, 1);
+        // Who has met damage may say so late.
+        ids.mark(first, 1);
+        while ids.take(first).is_some() {}
+        assert!(ids.marked(0..8).is_empty(), "it is used anew");
+    }
+
     #[test]
     fn freed_ids_come_back_only_when_durable_and_unused() {
         let mut allocator = Allocator::new(true);

@@ -61,10 +61,7 @@ export function ask({ title, text, fields = [], word, verb, danger = false, look
     el("div", { class: "buttons" }, no, yes));
   ready();
   dialog.replaceChildren(form);
-  dialog.addEventListener("close", () => {
-    form.remove();
-    if (came?.isConnected) came.focus();
-  }, { once: true });
+  dialog.addEventListener("close", () => came?.isConnected && came.focus(), { once: true });
   dialog.showModal();
   (inputs[0] ?? typed ?? no).focus();
   const show = (lines) => lost.replaceChildren(...lines.map((line) => el("p", {}, line)));

@@ -39,7 +39,7 @@ export class SpaceMap {
       el("div", { class: "headline" },
         el("div", {}, el("h2", {}, "Space of the device"), this.where),
         el("div", { class: "buttons" },
-          button("Closer", "Zoom in", () => this.zoom(1 / 8)), button("Farther", "Zoom out", () => this.zoom(8)),
+          button("Zoom in", "Zoom in", () => this.zoom(1 / 8)), button("Zoom out", "Zoom out", () => this.zoom(8)),
           button("All", "Show the whole device", () => this.show(null)))),
       this.legend, this.canvas, this.cell,
       el("p", { class: "quiet" }, "Arrow keys go from cell to cell, + and − zoom, a click zooms in. Each cell is a bar of what its extents hold."));
