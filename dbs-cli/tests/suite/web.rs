@@ -418,9 +418,8 @@ fn a_page_that_cannot_be_served_does_not_keep_the_store_from_it() {
         place.json("volume show v");
         let warnings = place.json("info")["warnings"].to_string();
         assert!(warnings.contains("the web page is not served: "), "{args}: {warnings}");
-        let doctor = place.dbs("doctor");
-        let told = doctor.stdout.contains("the web page is not served: ");
-        assert!(told, "{args}: {}", doctor.stdout);
+        let doctor = place.dbs("doctor").text();
+        assert!(doctor.contains("the web page is not served: "), "{args}: {doctor}");
         let (code, log) = served.stop();
         assert_eq!(code, Some(0));
         assert!(log.contains("the web page is not served: "), "{args}: {log}");
