@@ -404,6 +404,28 @@ fn hostile_requests_get_an_end_and_disturb_nobody() {
     drop((slow, deaf));
 }
 
+/// Found by review: whoever had the port kept the volumes from all who use them.
+#[test]
+fn a_page_that_cannot_be_served_does_not_keep_the_store_from_it() {
+    let place = prepare();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    // No token can be made there.
+    let nowhere = place.path("nothing/token");
+    for args in [format!("--web {port}"), format!("--web 0 --web-token {}", nowhere.display())] {
+        let served = place.serve(&args);
+        assert_eq!(served.ready["web"], Value::Null, "{args}");
+        place.json("volume show v");
+        let warnings = place.json("info")["warnings"].to_string();
+        assert!(warnings.contains("the web page is not served: "), "{args}: {warnings}");
+        let doctor = place.dbs("doctor").text();
+        assert!(doctor.contains("the web page is not served: "), "{args}: {doctor}");
+        let (code, log) = served.stop();
+        assert_eq!(code, Some(0));
+        assert!(log.contains("the web page is not served: "), "{args}: {log}");
+    }
+}
+
 #[test]
 fn addresses_and_tokens_that_are_not_safe_are_refused() {
     let place = prepare();

@@ -154,7 +154,7 @@ def clear(browser: Browser) -> None:
 def named(browser: Browser, least: int = 10) -> None:
     """All that can be used has a name for who cannot see it."""
     nodes = browser.send("Accessibility.getFullAXTree")["nodes"]
-    roles = {"button", "textbox", "searchbox", "tab", "grid", "dialog", "image", "img", "columnheader", "progressbar"}
+    roles = {"button", "textbox", "searchbox", "tab", "grid", "dialog", "image", "img", "columnheader", "progressbar", "application"}
     seen = [node for node in nodes if not node.get("ignored") and node.get("role", {}).get("value") in roles]
     assert len(seen) >= least, [node["name"] for node in seen]
     without = [node for node in seen if not node.get("name", {}).get("value")]
@@ -191,6 +191,16 @@ def test_looking(browser: Browser, url: str, volumes: int) -> None:
     tree = browser.run(TREE)
     places = [tree.find(text) for text in ["now", "tuesday", "monday", "protected", "clone-of-monday"]]
     assert -1 not in places and places == sorted(places), f"not in this order:\n{tree}"
+    # Nothing is measured by itself, as the store has to look at each layer for that.
+    usage = "[...document.querySelectorAll('#volume .facts div')].find((pair) => pair.innerText.startsWith('Data')).innerText"
+    assert browser.run(usage).endswith("–"), browser.run(usage)
+    sent = [event["params"]["request"] for event in browser.events if event.get("method") == "Network.requestWillBeSent"]
+    commands = [request["postData"] for request in sent if "postData" in request]
+    assert commands and all('"usage":false' in command for command in commands), commands
+    measure = "[...document.querySelectorAll('#volume button')].find((button) => button.textContent === 'Measure space')"
+    browser.run(f"{measure}.click()")
+    browser.wait(f"{usage}.endsWith('B') && !!{measure}")
+    assert "–" not in browser.run(TREE), browser.run(TREE)
     assert not {"Snapshot", "Clone", "Roll back", "Delete"} & set(browser.run(BUTTONS)), browser.run(BUTTONS)
     named(browser)
 
@@ -201,7 +211,7 @@ def test_looking(browser: Browser, url: str, volumes: int) -> None:
     last = f"v{volumes - 3}"
     browser.wait(f"{TITLE} === {json.dumps(last)}")
     assert browser.run(ROWS) < 100
-    active = "document.getElementById(document.querySelector('#volumes .rows').getAttribute('aria-activedescendant'))"
+    active = "document.getElementById(document.querySelector('#volumes .grid').getAttribute('aria-activedescendant'))"
     assert last in browser.run(f"{active}.textContent")
 
     # A name is a text.
@@ -235,6 +245,19 @@ def test_looking(browser: Browser, url: str, volumes: int) -> None:
     browser.events.clear()
 
 
+def test_cut_answers(browser: Browser) -> None:
+    """An answer that was cut off, and a server that says nothing: the page says so, and asks again."""
+    shown = "!document.querySelector('#trouble').hidden && document.querySelector('#trouble').textContent"
+    browser.run("window.real = window.fetch, window.fetch = () => Promise.resolve(new Response('{\"cursor\":\"x', { status: 200 })), 0")
+    browser.wait(f"({shown} || '').includes('was cut off. What is shown is of ')")
+    browser.run("window.fetch = window.real, 0")
+    browser.wait("document.querySelector('#trouble').hidden")
+    browser.run("window.fetch = () => new Promise(() => {}), 0")
+    browser.wait(f"({shown} || '').includes('does not answer') && document.querySelector('#content').classList.contains('old')")
+    browser.run("window.fetch = window.real, document.querySelector('#tab-volumes').click()")
+    browser.wait("document.querySelector('#trouble').hidden && !document.querySelector('#content').classList.contains('old')")
+
+
 def test_schemes(browser: Browser, url: str) -> None:
     pages = {}
     for scheme in ["light", "dark"]:
@@ -254,7 +277,7 @@ def test_changing(browser: Browser, url: str) -> None:
     browser.open(url)
     browser.wait(f"{ROWS} > 0")
     choose(browser, "v0")
-    assert "may change things" in browser.run("document.querySelector('#mode').textContent")
+    assert "admin" in browser.run("document.querySelector('#mode').textContent")
     open_dialog = "document.querySelector('#dialog').open"
     start = "[...document.querySelectorAll('#volume button')].find((button) => button.ariaLabel === %s).focus()"
     browser.run(start % json.dumps("Take a snapshot of v0"))
@@ -283,6 +306,9 @@ def test_changing(browser: Browser, url: str) -> None:
     browser.press("Enter")
     browser.wait(open_dialog)
     yes = "document.querySelector('#dialog button[type=submit]')"
+    # What is lost is asked for anew.
+    browser.wait("document.querySelector('#dialog .lost').textContent.includes('that nothing else shows are lost')")
+    assert "store" in browser.run("document.querySelector('#dialog .where').textContent")
     assert browser.run(f"{yes}.disabled")
     browser.run("document.querySelector('#field-word').focus()")
     browser.write("wednesda")
@@ -326,6 +352,7 @@ def main() -> None:
             elif what == "look":
                 test_looking(browser, url, int(volumes))
                 test_schemes(browser, url)
+                test_cut_answers(browser)
                 assert not browser.complaints(), browser.complaints()
             else:
                 test_changing(browser, url)

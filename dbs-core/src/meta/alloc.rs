@@ -1,8 +1,9 @@
 //! Free entries: which can be handed out now, and which only after their freeing is durable and
 //! no I/O that began before can still touch them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A set of free ids, handed out lowest first so that the store stays dense.
 #[derive(Debug, Default)]
@@ -122,6 +123,8 @@ pub struct Allocator {
     /// Taken by [`Allocator::take_unpunched`] and not back yet.
     punching: u32,
     punch: bool,
+    /// What is remembered of an id until it is freed. Behind a lock, as who only looks at the metadata marks it.
+    marked: Mutex<BTreeSet<u32>>,
 }
 
 impl Allocator {
@@ -143,7 +146,8 @@ impl Allocator {
 
     /// Hands an id out, `preferred` if possible.
     pub fn take(&mut self, preferred: u32) -> Option<u32> {
-        self.free.take(preferred).or_else(|| self.unpunched.pop())
+        let taken = self.free.take(preferred).or_else(|| self.unpunched.pop());
+        taken.inspect(|id| self.unmark(*id))
     }
 
     /// The id [`Allocator::take`] would hand out with no preference.
@@ -158,6 +162,7 @@ impl Allocator {
 
     /// Frees an id: reusable once `group` is durable and all I/O below `fence` is done.
     pub fn free(&mut self, id: u32, group: u64, fence: u64) {
+        self.unmark(id);
         self.quarantine.push_back(Quarantined { id, group, fence });
     }
 
@@ -189,6 +194,32 @@ impl Allocator {
     pub fn punched(&mut self, ids: &[u32]) {
         ids.iter().for_each(|id| self.free.insert(*id));
         self.punching -= ids.len() as u32;
+    }
+
+    /// Marks an id that is in use, unless so many are.
+    pub fn mark(&self, id: u32, most: usize) {
+        let mut marked = self.all_marked();
+        if marked.len() < most {
+            marked.insert(id);
+        }
+    }
+
+    /// Those of these ids that are marked.
+    pub fn marked(&self, ids: Range<u32>) -> BTreeSet<u32> {
+        self.all_marked().range(ids).copied().collect()
+    }
+
+    /// Marks none any more.
+    pub fn unmark_all(&self) {
+        self.all_marked().clear();
+    }
+
+    fn unmark(&mut self, id: u32) {
+        self.marked.get_mut().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    }
+
+    fn all_marked(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.marked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether an id is free, and waits for nothing.
@@ -248,6 +279,24 @@ mod tests {
             assert_eq!(all.count() as usize, left.clone().count(), "{range:?}");
             assert!(left.into_iter().all(|id| all.remove(id)), "{range:?}");
         }
+    }
+
+    /// Found by review: what was known of an extent was said of whoever got it next.
+    #[test]
+    fn a_mark_lasts_as_long_as_the_use_of_an_id() {
+        let mut ids = Allocator::new(false);
+        ids.add_free(0..2);
+        let first = ids.take(0).unwrap();
+        ids.mark(first, 1);
+        ids.mark(7, 1);
+        assert_eq!(Vec::from_iter(ids.marked(0..8)), [first], "one at most");
+        ids.free(first, 1, 0);
+        assert!(ids.marked(0..8).is_empty(), "it is freed");
+        ids.release(1, 1);
+        // Who has met damage may say so late.
+        ids.mark(first, 1);
+        while ids.take(first).is_some() {}
+        assert!(ids.marked(0..8).is_empty(), "it is used anew");
     }
 
     #[test]

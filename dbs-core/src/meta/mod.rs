@@ -321,7 +321,12 @@ impl Meta {
 
     /// All volumes in use, by id.
     pub fn volumes(&self) -> impl Iterator<Item = (VolumeId, &Volume)> {
-        let all = self.volumes.iter().enumerate();
+        self.volumes_from(0)
+    }
+
+    /// As [`Meta::volumes`], of those behind the first so many ids.
+    pub fn volumes_from(&self, first: usize) -> impl Iterator<Item = (VolumeId, &Volume)> {
+        let all = self.volumes.iter().enumerate().skip(first);
         all.filter_map(|(index, v)| Some((VolumeId(index as u32 + 1), v.as_ref()?)))
     }
 

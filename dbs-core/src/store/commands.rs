@@ -5,7 +5,7 @@ use super::expected::Expected;
 use super::facts::{snapshot_info, spec_of, volume_info};
 use super::identity::{as_uuid, uuid_text};
 use super::{Hold, Inner, SnapshotOptions, Store, still_named};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::info::{SnapshotInfo, StoreInfo, Usage, VolumeInfo, VolumeIo};
 use crate::meta::Meta;
 use crate::meta::locks::Space;
@@ -15,6 +15,9 @@ use crate::volume::Volume;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+/// Volumes looked at before others have their turn.
+const VOLUMES_AT_ONCE: usize = 256;
 
 /// The longest time for which a walk over much metadata rests between two steps: as long as a step takes, but for what it
 /// waits for the device.
@@ -91,16 +94,26 @@ impl Store {
         all
     }
 
-    /// All volumes, with what was read and written of each since the store was opened.
+    /// All volumes, with what was read and written of each since the store was opened: of
+    /// many volumes, at moments that lie a little apart.
     #[must_use]
     pub fn volume_io(&self) -> Vec<(VolumeInfo, VolumeIo)> {
-        let meta = self.inner.meta();
-        let of = |(id, volume): (_, &crate::meta::Volume)| {
-            let (delayed, delayed_ns) = volume.pace.delays();
-            let changes = volume.writes.load(Ordering::Relaxed);
-            (volume_info(&meta, id), VolumeIo { delayed, delayed_ns, changes, ..volume.io.get() })
-        };
-        meta.volumes().map(of).collect()
+        let (mut all, mut first) = (Vec::new(), 0);
+        loop {
+            // Those who wait for the metadata have their turn between two pieces.
+            let meta = self.inner.meta();
+            let mut last = None;
+            for (id, volume) in meta.volumes_from(first).take(VOLUMES_AT_ONCE) {
+                let (delayed, delayed_ns) = volume.pace.delays();
+                let changes = volume.writes.load(Ordering::Relaxed);
+                let io = VolumeIo { delayed, delayed_ns, changes, ..volume.io.get() };
+                all.push((volume_info(&meta, id), io));
+                last = Some(id);
+            }
+            let Some(last) = last else { return all };
+            // The index of the next.
+            first = last.0 as usize;
+        }
     }
 
     /// One volume with its usage.
@@ -182,8 +195,27 @@ impl Store {
     /// # Errors
     /// `NotFound`, also if it goes meanwhile.
     pub fn usage(&self, volume: &str, snapshot: Option<&str>) -> Result<Usage> {
+        self.usage_while(volume, snapshot, &mut || true)
+    }
+
+    /// As [`Store::usage`], for as long as `go_on` says so, which is asked before each step.
+    ///
+    /// # Errors
+    /// As [`Store::usage`]; `Interrupted` if it was not to go on.
+    pub fn usage_while(
+        &self,
+        volume: &str,
+        snapshot: Option<&str>,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Usage> {
         let (mut usage, mut next, mut looked_at) = (Usage::default(), Some(0), None);
         while let Some(first) = next {
+            if !go_on() {
+                return Err(Error::new(
+                    ErrorKind::Interrupted,
+                    "looking at the space in use was stopped",
+                ));
+            }
             let begun = Instant::now();
             next = self.inner.look(|meta| {
                 let id = find(meta, volume, snapshot)?;

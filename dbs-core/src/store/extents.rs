@@ -10,9 +10,8 @@ use crate::format::sums::SUMS_PER_PAGE;
 use crate::info::{ExtentCounts, SpaceMap, SpaceOwner, SpaceOwners, SpaceRun};
 use crate::meta::Meta;
 use crate::units::SnapshotId;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Extents looked at before others have their turn: some 50 µs.
 const WINDOW: u32 = 2048;
@@ -22,36 +21,6 @@ const DAMAGED_MAX: usize = 4096;
 const OWNED_MAX: u32 = 1 << 16;
 /// Owners that are named.
 const OWNERS_MAX: usize = 8;
-
-/// Extents in which damage was met, each with the volume extent that it was then.
-#[derive(Debug, Default)]
-pub(super) struct Damage(Mutex<BTreeMap<u32, u32>>);
-
-impl Damage {
-    /// Forgets all: a scrub begins, which will find it again.
-    pub(super) fn clear(&self) {
-        self.all().clear();
-    }
-
-    /// Block at `address` is damaged.
-    pub(super) fn note(&self, meta: &Meta, address: u64) {
-        let data = meta.geometry.region(RegionKind::Data).offset;
-        let extent = (address.saturating_sub(data) / meta.geometry.extent_bytes) as u32;
-        let Some((_, logical)) = meta.entries.owner(extent) else { return };
-        let mut all = self.all();
-        if all.len() < DAMAGED_MAX || all.contains_key(&extent) {
-            all.insert(extent, logical);
-        }
-    }
-
-    fn of(&self, ids: Range<u32>) -> BTreeMap<u32, u32> {
-        self.all().range(ids).map(|(extent, logical)| (*extent, *logical)).collect()
-    }
-
-    fn all(&self) -> MutexGuard<'_, BTreeMap<u32, u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// What an extent holds.
 enum Kind {
@@ -156,8 +125,8 @@ impl Store {
     fn look_at(&self, part: Range<u32>, mut tell: impl FnMut(&Meta, u32, Kind)) {
         for start in part.clone().step_by(WINDOW as usize) {
             let window = start..part.end.min(start.saturating_add(WINDOW));
-            let damaged = self.inner.damage.of(window.clone());
             let meta = self.inner.shared();
+            let damaged = meta.extents.marked(window.clone());
             for id in window {
                 tell(&meta, id, meta.kind_of(id, &damaged));
             }
@@ -174,11 +143,20 @@ fn append(runs: &mut Vec<SpaceRun>, cell: ExtentCounts) {
 }
 
 impl Meta {
-    fn kind_of(&self, extent: u32, damaged: &BTreeMap<u32, u32>) -> Kind {
-        let Some((owner, logical)) = self.entries.owner(extent) else {
+    /// Remembers that the block at `address` is damaged, until its extent is freed or the next scrub begins.
+    pub(super) fn note_damage(&self, address: u64) {
+        let data = self.geometry.region(RegionKind::Data).offset;
+        let extent = (address.saturating_sub(data) / self.geometry.extent_bytes) as u32;
+        if self.entries.owner(extent).is_some() {
+            self.extents.mark(extent, DAMAGED_MAX);
+        }
+    }
+
+    fn kind_of(&self, extent: u32, damaged: &BTreeSet<u32>) -> Kind {
+        let Some((owner, _)) = self.entries.owner(extent) else {
             return if self.extents.is_free(extent) { Kind::Free } else { Kind::Pending };
         };
-        if damaged.get(&extent) == Some(&logical) {
+        if damaged.contains(&extent) {
             return Kind::Damaged;
         }
         if self.is_dirty(extent) {

@@ -159,7 +159,7 @@ pub struct Store {
 }
 
 /// What all handles share. Locks, and turns at commits and flushes, are taken in this order: `scrub`, `relearn`,
-/// `stills`, `work`, `steps`, `commits`, `superblock`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `damage`, `files`, `again` and `still` are leaves. Held across
+/// `stills`, `work`, `steps`, `commits`, `superblock`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
 /// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `steps` (one of its
 /// steps), `superblock` (while it is updated), and a turn. `meta`, which requests take, never is.
 pub(crate) struct Inner {
@@ -200,8 +200,6 @@ pub(crate) struct Inner {
     /// Damage that a scrub which goes on will not come by again: what it found before it was stopped, and what was
     /// found when it was moved.
     passed: Mutex<scrub::Passed>,
-    /// Where damage was met since a scrub last began.
-    damage: extents::Damage,
     /// The page from which on checksums are to be made again that a crash has cost.
     relearn: Mutex<Option<u32>>,
     /// When what could not be read of metadata is tried again.

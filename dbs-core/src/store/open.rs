@@ -225,7 +225,6 @@ impl Store {
             warnings: warnings.into(),
             scrub: Default::default(),
             passed: Default::default(),
-            damage: Default::default(),
             relearn: relearn.then_some(0).into(),
             again: Default::default(),
             watch: Default::default(),

@@ -62,7 +62,7 @@ impl Store {
         }
         if *next == 0 {
             *lock(&inner.passed) = Passed::default();
-            inner.damage.clear();
+            inner.shared().extents.unmark_all();
         }
         let mut report = ScrubReport::default();
         {
@@ -260,7 +260,7 @@ impl Inner {
     fn note_damage(&self, address: u64, length: u64, report: &mut ScrubReport) {
         let place = {
             let meta = self.meta();
-            self.damage.note(&meta, address);
+            meta.note_damage(address);
             meta.place_of(address)
         };
         let known = |range: &DamagedRange| {

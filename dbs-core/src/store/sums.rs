@@ -170,7 +170,7 @@ impl Inner {
             sums.counters.mismatches += u64::from(damaged);
         }
         if damaged {
-            self.damage.note(&self.shared(), address);
+            self.shared().note_damage(address);
         }
         self.wake();
         read?;

@@ -134,4 +134,8 @@ fn what_is_written_is_dirty_and_what_is_damaged_is_shown_until_it_is_scrubbed_an
     finish_work(&store);
     store.flush().unwrap();
     assert_eq!(all(&store)[5], 0);
+    store.create_volume("w", 1 << 20).unwrap();
+    let volume = store.volume("w").unwrap();
+    volume.write_at(0, &pattern(3, 2 * EXTENT), true).unwrap();
+    assert_eq!(all(&store)[2..], [0, 0, 2, 0]);
 }

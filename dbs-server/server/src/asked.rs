@@ -22,11 +22,12 @@ pub trait Asked: Send + Sync + 'static {
     /// What the last check and the last scrub have found.
     fn findings(&self) -> Findings;
 
-    /// Runs a command, as if it came over the control socket.
+    /// Runs a command, as if it came over the control socket. One that takes long asks now and then whether to go
+    /// on.
     ///
     /// # Errors
-    /// The command's.
-    fn command(&self, request: &Request) -> Result<Value>;
+    /// The command's; `Interrupted` if it was not to go on.
+    fn command(&self, request: &Request, go_on: &mut dyn FnMut() -> bool) -> Result<Value>;
 }
 
 /// What was found by the commands of this server that look for damage.

@@ -23,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -181,6 +181,7 @@ impl Serving {
             started: Started::now(),
             jobs: Jobs::default(),
             found: Kept::default(),
+            notices: Mutex::default(),
         });
         let interval = (!options.open.read_only).then_some(options.commit_interval);
         let housekeeping = Housekeeping::start(store.clone(), interval)?;
@@ -241,6 +242,13 @@ impl Serving {
     #[must_use]
     pub fn asked(&self) -> Arc<dyn Asked> {
         Arc::clone(&self.service) as Arc<dyn Asked>
+    }
+
+    /// Says of what is not as its user wants it, and does not keep the store from being served: in the log, and as
+    /// a warning of the store to who asks for them.
+    pub fn notice(&self, text: String) {
+        log::error("serve", &[("error", &text)]);
+        self.service.notices().push(text);
     }
 
     /// The block devices of its volumes.
@@ -377,9 +385,15 @@ struct StoreService {
     jobs: Jobs,
     /// By the last check and scrub.
     found: Kept,
+    /// What is not as its user wants it, and does not keep the store from being served.
+    notices: Mutex<Vec<String>>,
 }
 
 impl StoreService {
+    fn notices(&self) -> MutexGuard<'_, Vec<String>> {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn doors(&self) -> Doors<'_> {
         Doors { nbd: &self.nbd, vhost: self.vhost.as_deref(), nvme: self.nvme.as_deref() }
     }
@@ -400,6 +414,11 @@ impl StoreService {
             Request::DeviceDetach { target } => encode(&self.devices.detach(target)?),
             Request::DeviceList => encode(&self.devices.list()),
             Request::Top => encode(&self.top()),
+            Request::Info => {
+                let mut info = self.store.info();
+                info.warnings.extend(self.notices().iter().cloned());
+                encode(&info)
+            }
             Request::ClientList { interval_ms } => {
                 let interval = interval_ms.map(Duration::from_millis);
                 encode(&clients::list(&self.store, self.doors(), interval, progress)?)
@@ -446,8 +465,8 @@ impl Asked for StoreService {
         self.found.list()
     }
 
-    fn command(&self, request: &Request) -> Result<Value> {
-        self.execute(request, &mut |_| true)
+    fn command(&self, request: &Request, go_on: &mut dyn FnMut() -> bool) -> Result<Value> {
+        self.execute(request, &mut |_| go_on())
     }
 }
 

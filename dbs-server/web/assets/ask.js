@@ -4,7 +4,7 @@
 const KEPT = "dbs-token";
 let token = "";
 
-/** Takes the token out of the address, where a history would keep it, or from this tab. */
+/** Takes the token out of the address that is shown, or from this tab. */
 export function begin() {
   const given = location.hash.slice(1);
   if (/^[\x21-\x7e]{16,256}$/.test(given)) {
@@ -38,6 +38,8 @@ async function ask(path, options = {}) {
     throw new Refused(0, "silent", "The server does not answer.");
   }
   const body = await answer.json().catch(() => null);
+  // Cut off on the way, as by a server that was killed.
+  if (answer.ok && body === null) throw new Refused(0, "silent", "The answer of the server was cut off.");
   if (answer.ok) return body;
   const { kind, message } = body?.error ?? { kind: "io", message: answer.statusText };
   throw new Refused(answer.status, kind, message);

@@ -2,12 +2,19 @@
 
 import { el, find } from "./dom.js";
 
+/** Where the store is, which every question says. */
+let where = "";
+export const at = (text) => {
+  where = text;
+};
+
 /**
  * Asks, and does something if the answer is yes. While it fails, the dialog stays with the reason.
  *
- * `fields` are `{ name, label, value, type }`; `word` must be written to confirm; `act` gets the fields.
+ * `fields` are `{ name, label, value, type }`; `word` must be written to confirm; `look` gets lines that say what is
+ * lost as it is now, before which nothing can be confirmed; `act` gets the fields, and `done` is called after it.
  */
-export function ask({ title, text, fields = [], word, verb, danger = false, act }) {
+export function ask({ title, text, fields = [], word, verb, danger = false, look, act, done }) {
   const dialog = find("dialog");
   const came = document.activeElement;
   const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
@@ -15,33 +22,52 @@ export function ask({ title, text, fields = [], word, verb, danger = false, act 
     el("input", { id: `field-${name}`, name, value, type, required: true, autocomplete: "off", spellcheck: "false" }));
   const typed = word === undefined ? null : el("input", { id: "field-word", autocomplete: "off", spellcheck: "false", required: true });
   const yes = el("button", { type: "submit", class: danger ? "danger" : "main" }, verb);
+  const lost = el("div", { class: "lost", role: "status", hidden: look === undefined }, el("p", { class: "quiet" }, "Looking at what would be lost …"));
+  let looks = look !== undefined;
+  let running = false;
   const ready = () => {
-    yes.disabled = typed !== null && typed.value !== word;
+    yes.disabled = running || looks || (typed !== null && typed.value !== word);
   };
   typed?.addEventListener("input", ready);
-  ready();
-  const close = () => dialog.close();
+  const no = el("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
   const submit = async (event) => {
     event.preventDefault();
-    yes.disabled = true;
+    if (yes.disabled) return;
+    running = true;
+    no.textContent = "Close, it goes on";
+    ready();
     try {
       await act(Object.fromEntries(inputs.map((input) => [input.name, input.value])));
-      close();
+      // Unless it was left meanwhile, and another one is open.
+      if (form.isConnected) dialog.close();
+      done?.();
     } catch (error) {
-      trouble.textContent = error.message;
+      const unknown = error.kind === "silent" ? " Whether it was done is not known: look before you do it again." : "";
+      trouble.textContent = `${error.message}${unknown}`;
       trouble.hidden = false;
-      ready();
     }
+    running = false;
+    no.textContent = "Cancel";
+    ready();
   };
-  dialog.replaceChildren(
-    el("form", { onsubmit: submit },
-      el("h2", { id: "dialog-title" }, title),
-      [text].flat().map((line) => el("p", {}, line)),
-      inputs.map((input, at) => [el("label", { for: input.id }, fields[at].label), input]).flat(),
-      typed === null ? null : [el("label", { for: "field-word" }, `Write ${word} to confirm`), typed],
-      trouble,
-      el("div", { class: "buttons" }, el("button", { type: "button", onclick: close }, "Cancel"), yes)));
+  const form = el("form", { onsubmit: submit },
+    el("h2", { id: "dialog-title" }, title),
+    [text].flat().map((line) => el("p", {}, line)),
+    lost,
+    where === "" ? null : el("p", { class: "quiet where" }, `On ${where}`),
+    inputs.map((input, index) => [el("label", { for: input.id }, fields[index].label), input]).flat(),
+    typed === null ? null : [el("label", { for: "field-word" }, `Write ${word} to confirm`), typed],
+    trouble,
+    el("div", { class: "buttons" }, no, yes));
+  ready();
+  dialog.replaceChildren(form);
   dialog.addEventListener("close", () => came?.isConnected && came.focus(), { once: true });
   dialog.showModal();
-  (inputs[0] ?? typed ?? dialog.querySelector("button")).focus();
+  (inputs[0] ?? typed ?? no).focus();
+  const show = (lines) => lost.replaceChildren(...lines.map((line) => el("p", {}, line)));
+  look?.().then((lines) => {
+    show(lines);
+    looks = false;
+    ready();
+  }, (error) => show([`What would be lost cannot be told: ${error.message}`]));
 }

@@ -56,6 +56,9 @@ export function time(ns) {
 /** The same to the minute. */
 export const minute = (ns) => time(ns).slice(0, 16);
 
+/** The time of a day. */
+export const clock = (date) => [date.getHours(), date.getMinutes(), date.getSeconds()].map(two).join(":");
+
 /** Seconds as `1 h 05 min`. */
 export function span(seconds) {
   const s = Math.round(seconds);

@@ -14,10 +14,9 @@ export class List {
       el("div", { role: "columnheader", class: column.kind }, el("button", { type: "button", onclick: () => this.order(column.key) }, column.title)));
     this.space = el("div", { class: "space" });
     this.body = el("div", {
-      class: "rows", role: "rowgroup", tabindex: "0", "aria-label": label,
-      onscroll: () => this.draw(), onkeydown: (event) => this.key(event),
+      class: "rows", role: "rowgroup", onscroll: () => this.draw(),
     }, this.space);
-    this.element = el("div", { class: "grid", role: "grid", "aria-label": label },
+    this.element = el("div", { class: "grid", role: "grid", tabindex: "0", "aria-label": label, onkeydown: (event) => this.key(event) },
       el("div", { class: "head", role: "rowgroup" }, el("div", { role: "row", class: "row" }, this.titles)), this.body);
     this.pool = [];
     new ResizeObserver(() => this.draw()).observe(this.body);
@@ -79,6 +78,8 @@ export class List {
   }
 
   key(event) {
+    // Not those of the buttons above.
+    if (event.target !== this.element) return;
     const page = Math.max(1, Math.floor(this.body.clientHeight / ROW) - 1);
     const to = {
       ArrowDown: this.at + 1, ArrowUp: this.at - 1, PageDown: this.at + page, PageUp: this.at - page, Home: 0, End: this.seen.length - 1,
@@ -100,8 +101,8 @@ export class List {
       if (item !== undefined) this.fill(row, item, first + index);
     });
     const active = this.pool.find((row) => !row.element.hidden && row.index === this.at);
-    if (active) this.body.setAttribute("aria-activedescendant", active.element.id);
-    else this.body.removeAttribute("aria-activedescendant");
+    if (active) this.element.setAttribute("aria-activedescendant", active.element.id);
+    else this.element.removeAttribute("aria-activedescendant");
   }
 
   row() {
@@ -124,5 +125,8 @@ export class List {
     row.element.classList.toggle("at", index === this.at);
     row.element.setAttribute("aria-selected", String(item === this.chosen));
     this.columns.forEach((column, at) => say(row.cells[at], column.text(item)));
+    // What is too long for its cell.
+    const name = this.columns[0].text(item);
+    if (row.cells[0].title !== name) row.cells[0].title = name;
   }
 }

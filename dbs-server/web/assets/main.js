@@ -1,7 +1,8 @@
 // The page: asks what is new once a second, and shows it.
 
 import * as server from "./ask.js";
-import { bytes, counted, el, facts, few, find, number, rate, say, span, table, time } from "./dom.js";
+import * as dialog from "./dialog.js";
+import { bytes, clock, counted, el, facts, few, find, number, rate, say, span, table, time } from "./dom.js";
 import { Graph } from "./graph.js";
 import { List } from "./list.js";
 import { SpaceMap } from "./map.js";
@@ -10,9 +11,11 @@ import { VolumeView } from "./volume.js";
 const POLL_MS = 1000;
 /** After the server did not answer. */
 const RETRY_MS = 3000;
+/** What was told longer ago is shown as old. */
+const OLD_MS = 5000;
 const STILL = { read: 0, write: 0, reads: 0, writes: 0 };
 
-const state = { cursor: null, clock: 0, server: "", volumes: new Map(), busy: new Set(), clients: new Map(), admin: false, changes: "" };
+const state = { cursor: null, clock: 0, server: "", volumes: new Map(), busy: new Set(), clients: new Map(), admin: false, changes: "", told: 0, when: new Date() };
 
 const total = new Graph("Throughput", [["read", "read"], ["written", "write"]], rate, 1024);
 const requests = new Graph("Requests", [["reads", "read"], ["writes", "write"]], (count) => `${few(count)}/s`, 10);
@@ -90,6 +93,15 @@ function sum() {
   return all;
 }
 
+/** Says which store this is, and where: other tabs may show others. */
+function showPlace({ host, path, store }) {
+  const place = `${host} ${path}`;
+  say(find("title"), `DBS ${place}`);
+  find("title").title = `Store ${store.uuid}`;
+  document.title = `${place} – DBS`;
+  dialog.at(`${host}, ${path}`);
+}
+
 function showStore(store) {
   const pairs = [
     ["In use", bytes(store.allocated)], ["Free", bytes(store.free)], ["Size", bytes(store.size)],
@@ -107,10 +119,9 @@ function showStore(store) {
   bar.querySelector(".pending").style.width = `${(pending / room) * 100}%`;
   bar.setAttribute("aria-label", `${Math.round((store.allocated / room) * 100)} % of the space is in use`);
   bar.classList.toggle("full", store.free / room < 0.05);
-  say(find("title"), `DBS ${store.uuid.slice(0, 8)}`);
   const mode = find("mode");
   mode.hidden = !(store.read_only || state.admin);
-  say(mode, store.read_only ? "store is read-only" : "may change things");
+  say(mode, store.read_only ? "store is read-only" : "admin");
 }
 
 function showActivity(update) {
@@ -191,11 +202,11 @@ async function showFindings(warnings) {
 function show(update) {
   const { other, counts } = take(update);
   const admin = update.admin && !update.store.read_only;
-  const turned = admin !== state.admin;
   state.admin = admin;
   if (other) filter();
   else list.changed();
   say(find("tab-volumes").querySelector("b"), number(state.volumes.size));
+  showPlace(update);
   showStore(update.store);
   const at = performance.now() / 1000;
   if (counts) {
@@ -209,8 +220,10 @@ function show(update) {
     view.none();
     list.choose(null, false);
   } else if (view.item) {
-    const is = JSON.stringify([view.item.uuid, view.item.name, view.item.snapshots, view.item.size, turned]);
-    if (state.changes !== "" && state.changes !== is && state.changes.includes(view.item.uuid)) view.open(view.item, admin);
+    const { uuid, name, snapshots, size, depth, rebuilding } = view.item;
+    const is = JSON.stringify([uuid, name, snapshots, size, depth, rebuilding, admin]);
+    if (state.changes !== "" && state.changes !== is && state.changes.includes(uuid)) view.open(view.item, admin);
+    else view.follow(update.store.sequence);
     state.changes = is;
   }
 }
@@ -226,6 +239,8 @@ async function poll() {
   try {
     const update = await server.live(state.cursor);
     if (mine !== turn) return;
+    Object.assign(state, { told: performance.now(), when: new Date() });
+    find("content").classList.remove("old");
     if (update.cursor !== state.cursor) {
       state.cursor = update.cursor;
       show(update);
@@ -244,8 +259,9 @@ async function poll() {
       login("The token is missing or wrong.");
       return;
     }
-    if (!(error instanceof server.Refused)) throw error;
-    trouble(error.message);
+    trouble(error instanceof server.Refused ? error.message : `The page could not show what it was told: ${error.message}`);
+    // What it was told then may be shown by half.
+    if (!(error instanceof server.Refused)) state.cursor = null;
     rest = RETRY_MS;
   }
   if (!document.hidden) waits = setTimeout(poll, rest);
@@ -253,7 +269,14 @@ async function poll() {
 
 function trouble(text) {
   find("trouble").hidden = false;
-  say(find("trouble"), text);
+  say(find("trouble"), state.told > 0 ? `${text} What is shown is of ${clock(state.when)}.` : text);
+}
+
+/** Shows it when nothing was told for some time. */
+function age() {
+  if (document.hidden || find("content").hidden || performance.now() - state.told < OLD_MS) return;
+  find("content").classList.add("old");
+  if (find("trouble").hidden) trouble("The server does not answer.");
 }
 
 function login(text) {
@@ -293,7 +316,7 @@ function start() {
   find("graphs").append(total.element, requests.element);
   find("filter").addEventListener("input", filter);
   find("filter").addEventListener("keydown", (event) => {
-    if (event.key === "ArrowDown") list.body.focus();
+    if (event.key === "ArrowDown") list.element.focus();
   });
   for (const name of TABS) find(`tab-${name}`).addEventListener("click", () => tab(name));
   find("tabs").addEventListener("keydown", (event) => {
@@ -317,7 +340,12 @@ function start() {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   theme(localStorage.getItem("dbs-theme") ?? (dark ? "dark" : "light"));
   find("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
-  document.addEventListener("visibilitychange", () => !document.hidden && poll());
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) return;
+    state.told = Math.max(state.told, performance.now() - OLD_MS / 2);
+    poll();
+  });
+  setInterval(age, POLL_MS);
   if (server.begin()) tab("volumes");
   else {
     tab("volumes");

@@ -21,7 +21,7 @@ export class SpaceMap {
   constructor(element) {
     Object.assign(this, { map: null, cells: [], at: 0, part: null, asked: 0, due: 0, columns: 1 });
     this.canvas = el("canvas", {
-      tabindex: "0", role: "img", "aria-describedby": "cell",
+      tabindex: "0", role: "application", "aria-describedby": "cell",
       onkeydown: (event) => this.key(event),
       onmousemove: (event) => this.hover(event),
       onclick: (event) => { this.hover(event); this.zoom(1 / 8); },
@@ -39,7 +39,7 @@ export class SpaceMap {
       el("div", { class: "headline" },
         el("div", {}, el("h2", {}, "Space of the device"), this.where),
         el("div", { class: "buttons" },
-          button("Closer", "Zoom in", () => this.zoom(1 / 8)), button("Farther", "Zoom out", () => this.zoom(8)),
+          button("Zoom in", "Zoom in", () => this.zoom(1 / 8)), button("Zoom out", "Zoom out", () => this.zoom(8)),
           button("All", "Show the whole device", () => this.show(null)))),
       this.legend, this.canvas, this.cell,
       el("p", { class: "quiet" }, "Arrow keys go from cell to cell, + and − zoom, a click zooms in. Each cell is a bar of what its extents hold."));

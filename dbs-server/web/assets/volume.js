@@ -2,11 +2,16 @@
 
 import * as server from "./ask.js";
 import { ask } from "./dialog.js";
-import { bytes, counted, el, facts, few, minute, rate, table, time } from "./dom.js";
+import { bytes, clock, counted, el, facts, few, minute, rate, say, table, time } from "./dom.js";
 import { Graph } from "./graph.js";
 
 /** Rows of a tree that are shown at first. */
 const ROWS = 500;
+/** A volume is asked for again when something in the store has changed, but not sooner than so, and not for more than a
+ * hundredth of the time. */
+const AGAIN_MS = 3000;
+/** Names of clones in a question. */
+const NAMES = 5;
 
 /**
  * The snapshots of a volume and what is based on them, newest first: `{ level, kind, name, snapshot }`. What branches off a
@@ -60,7 +65,7 @@ export function tree(volume, snapshots) {
 export class VolumeView {
   /** `go(name)` shows another volume; `changed()` is told that something was changed. */
   constructor(element, go, changed) {
-    Object.assign(this, { element, go, changed, item: null, admin: false, all: false, asked: 0 });
+    Object.assign(this, { element, go, changed, item: null, admin: false, all: false, asked: 0, usages: new Map(), measures: 0, sequence: 0 });
     this.graph = new Graph("Throughput", [["read", "read"], ["written", "write"]], rate, 1024);
     this.requests = new Graph("Requests", [["reads", "read"], ["writes", "write"]], (count) => `${few(count)}/s`, 10);
     this.none();
@@ -68,6 +73,7 @@ export class VolumeView {
 
   none() {
     this.item = null;
+    this.measures += 1;
     this.element.replaceChildren(el("p", { class: "empty" }, "Choose a volume: its snapshots, its clones, and what each of them costs are shown here."));
   }
 
@@ -76,11 +82,20 @@ export class VolumeView {
       this.graph.clear();
       this.requests.clear();
       this.all = false;
+      this.usages = new Map();
+      this.measured = null;
+      this.measures += 1;
+      this.measuring = false;
     }
+    const same = item === this.item && admin === this.admin && this.tree?.isConnected;
     Object.assign(this, { item, admin });
+    if (same) {
+      this.showHead();
+      return this.load();
+    }
     this.head = el("div", { class: "headline" });
     this.facts = el("dl", { class: "facts" });
-    this.tree = el("div", { class: "tree" }, el("p", { class: "empty" }, "Looking at each layer …"));
+    this.tree = el("div", { class: "tree" }, el("p", { class: "empty" }, "Asking …"));
     this.element.replaceChildren(this.head, this.facts, el("div", { class: "pair" }, this.graph.element, this.requests.element), this.tree);
     this.showHead();
     return this.load();
@@ -114,40 +129,107 @@ export class VolumeView {
       el("div", { class: "buttons" }, buttons));
   }
 
+  /** Something may have changed since a commit of the store. */
+  follow(sequence) {
+    if (this.state) say(this.state, this.stateText());
+    if (sequence === this.sequence || this.loading || performance.now() < this.next) return;
+    this.sequence = sequence;
+    this.load();
+  }
+
+  /** Asks for what costs the store nothing: not how much space it is. */
   async load() {
     const { item } = this;
     this.asked += 1;
     const mine = this.asked;
+    const begun = performance.now();
+    this.loading = true;
     try {
-      const volume = await server.command("volume.show", { volume: item.name });
-      const snapshots = await server.command("snapshot.list", { volume: item.name, usage: true });
+      const volume = await server.command("volume.show", { volume: item.name, usage: false });
+      const snapshots = await server.command("snapshot.list", { volume: item.name, usage: false });
       if (mine !== this.asked || item !== this.item) return;
-      Object.assign(this, { volume, snapshots });
+      if (volume.uuid !== item.uuid) throw new Error(`Another volume is called ${item.name} now.`);
+      Object.assign(this, { volume, snapshots, when: new Date() });
       this.show();
     } catch (error) {
       if (mine !== this.asked) return;
+      this.shown = "";
       this.tree.replaceChildren(el("p", { class: "trouble", role: "alert" }, error.message));
+    } finally {
+      if (mine === this.asked) {
+        const now = performance.now();
+        this.loading = false;
+        this.next = now + Math.max(AGAIN_MS, 100 * (now - begun));
+      }
     }
+  }
+
+  /** Measures the space of the volume and of its snapshots, one after the other, or stops that. */
+  async measure() {
+    this.measures += 1;
+    const mine = this.measures;
+    this.measuring = !this.measuring;
+    this.failed = "";
+    this.show();
+    if (!this.measuring) return;
+    const { volume, snapshots } = this;
+    const current = () => mine === this.measures;
+    try {
+      this.usages.set(volume.uuid, (await server.command("volume.show", { volume: volume.name })).usage);
+      for (const { name, uuid } of [...snapshots].reverse()) {
+        if (!current()) return;
+        this.measured = new Date();
+        this.show();
+        // One that goes meanwhile is not there.
+        const found = await server.command("snapshot.show", { volume: volume.name, snapshot: name }).catch((error) => {
+          if (error.status !== 404) throw error;
+        });
+        if (found?.uuid === uuid) this.usages.set(uuid, found.usage);
+      }
+    } catch (error) {
+      if (current()) this.failed = error.message;
+    }
+    if (!current()) return;
+    this.measured = new Date();
+    this.measuring = false;
+    this.show();
+  }
+
+  stateText() {
+    const { item } = this;
+    return item.rebuilding ? "being filled" : item.open ? "in use" : "idle";
   }
 
   show() {
     const { volume } = this;
-    const { usage } = volume;
-    const state = volume.rebuilding ? "being filled" : volume.open ? "in use" : "idle";
+    const usage = this.usages.get(volume.uuid);
+    const size = (key) => (usage ? bytes(usage[key]) : "–");
+    if (this.asOf?.isConnected) say(this.asOf, this.asOfText());
+    // Else a button loses the focus.
+    const shown = JSON.stringify([volume, this.snapshots, [...this.usages], this.measuring, this.admin, this.all]);
+    if (shown === this.shown && this.tree.querySelector("table")) return;
+    this.shown = shown;
+    this.state = el("span", {}, this.stateText());
     const limits = volume.limits ? `${few(volume.limits.iops)} requests/s, ${rate(volume.limits.bandwidth)}` : null;
     this.facts.replaceChildren(...facts([
       ["Size", bytes(volume.size)],
-      ["Data", bytes(usage.referenced)],
-      ["Nowhere else", bytes(usage.exclusive)],
-      ["On the device", bytes(usage.allocated)],
-      ["Deleting frees", bytes(usage.reclaimable)],
-      ["State", state],
+      ["Data", size("referenced")],
+      ["Nowhere else", size("exclusive")],
+      ["On the device", size("allocated")],
+      ["Deleting frees", size("reclaimable")],
+      ["State", this.state],
       ["Made", minute(volume.created_ns)],
       ["Cloned from", volume.origin ? this.link(volume.origin) : null],
       ["Limits", limits],
       ["Rests on", volume.backing ?? null],
     ]));
     this.showTree();
+  }
+
+  asOfText() {
+    const failed = this.failed ? ` ${this.failed}` : "";
+    const measured = this.measured ? `, space as it was measured until ${clock(this.measured)}` : "";
+    return `Tree: ${counted(this.snapshots.length, "snapshot")}, as of ${clock(this.when)}${measured}.${failed}`;
   }
 
   /** A name of a volume or snapshot, which leads there. */
@@ -163,10 +245,11 @@ export class VolumeView {
     const columns = [["Name", "name"], ["Taken", "time"], ["Data", "num"], ["Nowhere else", "num"], ["Deleting frees", "num"]];
     if (this.admin) columns.push(["Change", "acts"]);
     const body = table(`Snapshots and clones of ${this.volume.name}`, columns, shown.map((row) => this.treeRow(row)));
-    const count = counted(this.snapshots.length, "snapshot");
     const more = shown.length < rows.length
-      ? el("button", { type: "button", onclick: () => { this.all = true; this.showTree(); } }, `Show all ${rows.length}`) : null;
-    this.tree.replaceChildren(el("h3", {}, `Tree: ${count}`), body, ...(more ? [more] : []));
+      ? el("button", { type: "button", onclick: () => { this.all = true; this.show(); } }, `Show all ${rows.length}`) : null;
+    this.asOf = el("h3", {}, this.asOfText());
+    const measure = this.button(this.measuring ? "Stop measuring" : "Measure space", `Measure the space of ${this.volume.name}`, () => this.measure());
+    this.tree.replaceChildren(el("div", { class: "bar" }, this.asOf, measure), body, ...(more ? [more] : []));
   }
 
   treeRow({ level, kind, name, snapshot }) {
@@ -184,8 +267,8 @@ export class VolumeView {
     const based = parent ? [el("span", { class: "unseen" }, `based on ${parent}`)] : [];
     const cell = el("span", { class: `node level-${Math.min(level, 6)} ${kind}` },
       el("i", { "aria-hidden": "true" }, mark), title, marks.map((text) => el("small", {}, text)), based);
-    const usage = snapshot?.usage;
-    const size = (key) => (usage ? bytes(usage[key]) : "");
+    const usage = snapshot && this.usages.get(snapshot.uuid);
+    const size = (key) => (usage ? bytes(usage[key]) : snapshot ? "–" : "");
     const row = [cell, snapshot ? minute(snapshot.created_ns) : "", size("referenced"), size("exclusive"), size("reclaimable")];
     if (this.admin) row.push(snapshot ? this.acts(snapshot) : "");
     return row;
@@ -204,16 +287,16 @@ export class VolumeView {
     this.changed();
   }
 
+  /** Something was done here: the rest of the page learns it by itself. */
+  done = () => this.item && this.load();
+
   take() {
     const stamp = new Date().toISOString().slice(0, 19).replaceAll(":", "-");
     const volume = this.item.name;
     ask({
       title: `Take a snapshot of ${volume}`, text: "It costs nothing now. What is written later keeps what it replaces.",
       fields: [{ name: "snapshot", label: "Name", value: stamp }], verb: "Take it",
-      act: async ({ snapshot }) => {
-        await this.run("snapshot.create", { volume, snapshot });
-        await this.load();
-      },
+      act: ({ snapshot }) => this.run("snapshot.create", { volume, snapshot }), done: this.done,
     });
   }
 
@@ -221,10 +304,7 @@ export class VolumeView {
     ask({
       title: `Clone ${volume}@${snapshot}`, text: "The clone is a volume of its own, and shares what neither changes.",
       fields: [{ name: "new", label: "Name of the new volume", value: `${volume}-clone` }], verb: "Make it",
-      act: async (fields) => {
-        await this.run("volume.clone", { volume, snapshot, new: fields.new });
-        await this.load();
-      },
+      act: (fields) => this.run("volume.clone", { volume, snapshot, new: fields.new }), done: this.done,
     });
   }
 
@@ -233,30 +313,37 @@ export class VolumeView {
       title: `Roll ${volume} back to ${snapshot}?`,
       text: [`What was written to ${volume} since ${time(taken)} is lost, unless a snapshot has it.`, `Snapshot ${uuid}`],
       word: snapshot, verb: "Roll back", danger: true,
-      act: async () => {
-        await this.run("snapshot.rollback", { volume, snapshot, uuid });
-        await this.load();
-      },
+      act: () => this.run("snapshot.rollback", { volume, snapshot, uuid }), done: this.done,
     });
   }
 
-  deleteSnapshot({ volume, name: snapshot, uuid, usage }) {
+  deleteSnapshot({ volume, name: snapshot, uuid }) {
     ask({
-      title: `Delete the snapshot ${volume}@${snapshot}?`,
-      text: [`${bytes(usage.exclusive)} that nothing else shows are lost, and ${bytes(usage.reclaimable)} become free.`, `Snapshot ${uuid}`],
-      word: snapshot, verb: "Delete it", danger: true,
-      act: async () => {
-        await this.run("snapshot.delete", { volume, snapshot, uuid });
-        await this.load();
+      title: `Delete the snapshot ${volume}@${snapshot}?`, text: `Snapshot ${uuid}`,
+      look: async () => {
+        const now = await server.command("snapshot.show", { volume, snapshot });
+        if (now.uuid !== uuid) throw new Error(`another snapshot is called ${snapshot} now.`);
+        this.usages.set(uuid, now.usage);
+        return [`${bytes(now.usage.exclusive)} that nothing else shows are lost, and ${bytes(now.usage.reclaimable)} become free.`];
       },
+      word: snapshot, verb: "Delete it", danger: true,
+      act: () => this.run("snapshot.delete", { volume, snapshot, uuid }), done: this.done,
     });
   }
 
   deleteVolume() {
-    const { name: volume, uuid, snapshots } = this.item;
+    const { name: volume, uuid } = this.item;
     ask({
-      title: `Delete the volume ${volume}?`,
-      text: [`Its content is lost, and so ${snapshots === 1 ? "is" : "are"} its ${counted(snapshots, "snapshot")}.`, `Volume ${uuid}`],
+      title: `Delete the volume ${volume}?`, text: `Volume ${uuid}`,
+      look: async () => {
+        const now = await server.command("volume.show", { volume });
+        if (now.uuid !== uuid) throw new Error(`another volume is called ${volume} now.`);
+        const clones = await server.command("volume.children", { volume });
+        const names = clones.slice(0, NAMES).join(", ") + (clones.length > NAMES ? ` and ${clones.length - NAMES} more` : "");
+        const kept = clones.length > 0 ? [`What is based on it keeps what it shows: ${names}.`] : [];
+        const snapshots = now.snapshots > 0 ? ` So ${now.snapshots === 1 ? "is" : "are"} its ${counted(now.snapshots, "snapshot")}.` : "";
+        return [`Its content is lost, ${bytes(now.usage.exclusive)} of which nothing else shows.${snapshots}`, ...kept];
+      },
       word: volume, verb: "Delete it", danger: true,
       act: () => this.run("volume.delete", { volume, uuid }),
     });

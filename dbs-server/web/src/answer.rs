@@ -3,7 +3,7 @@
 use crate::address::Names;
 use crate::asks::{Leave, leave};
 use crate::assets;
-use crate::live::Live;
+use crate::live::{Live, Update};
 use crate::token::Token;
 use dbs_control::Failure;
 use dbs_control::api::Request as Command;
@@ -16,8 +16,9 @@ use hyper::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -42,7 +43,29 @@ pub(crate) struct Page {
     pub(crate) scheme: &'static str,
     pub(crate) admin: bool,
     /// For commands that look at every layer or extent.
-    pub(crate) one_at_a_time: Semaphore,
+    pub(crate) one_at_a_time: Arc<Semaphore>,
+    /// Where it is: the name of the machine, and the path of the store.
+    pub(crate) place: [String; 2],
+    /// Says when the server stops.
+    pub(crate) stopped: watch::Receiver<bool>,
+}
+
+/// Says to what works for a request that nobody waits for the answer any more, when it is dropped.
+struct Waits(Arc<AtomicBool>);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// What a page is told, and where it is.
+#[derive(Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    update: Update,
+    host: &'a str,
+    path: &'a str,
 }
 
 /// An answer.
@@ -112,13 +135,14 @@ impl Page {
         match (is_read, path.as_str()) {
             (true, "/api/live") => {
                 let cursor = cursor(request.uri().query()).map(str::to_owned);
-                self.ask(move |page| {
+                self.ask(move |page, _| {
                     let update = page.live.update(&*page.asked, cursor.as_deref(), page.admin);
-                    encode(&update)
+                    let [host, path] = &page.place;
+                    encode(&update.map(|update| Told { update, host, path }))
                 })
                 .await
             }
-            (true, "/api/findings") => self.ask(|page| encode(&page.asked.findings())).await,
+            (true, "/api/findings") => self.ask(|page, _| encode(&page.asked.findings())).await,
             (false, "/api/command") if request.method() == Method::POST => {
                 self.command(request).await
             }
@@ -178,7 +202,7 @@ impl Page {
         let leave = leave(&command);
         let turn = match leave {
             Leave::Look => None,
-            Leave::LookAtAll => self.one_at_a_time.acquire().await.ok(),
+            Leave::LookAtAll => Arc::clone(&self.one_at_a_time).acquire_owned().await.ok(),
             Leave::Change if self.admin => None,
             Leave::Change => {
                 let text = "this page can only look: start the server with --web-admin to change something here";
@@ -194,18 +218,30 @@ impl Page {
                 return Err(refusal(StatusCode::FORBIDDEN, text));
             }
         };
-        let answered =
-            Arc::clone(&self).ask(move |page| encode(&page.asked.command(&command)?)).await;
-        drop(turn);
-        answered
+        self.ask(move |page, go_on| {
+            // Its turn lasts as long as the command does, and not only as its client does.
+            let _turn = turn;
+            encode(&page.asked.command(&command, go_on)?)
+        })
+        .await
     }
 
-    /// Asks the server of the store, on another thread: it may have to wait.
+    /// Asks the server of the store, on another thread: it may have to wait. When the client has gone or the server
+    /// stops, it is told not to go on, and does not begin.
     async fn ask(
         self: Arc<Self>,
-        ask: impl FnOnce(&Self) -> dbs_core::Result<Vec<u8>> + Send + 'static,
+        ask: impl FnOnce(&Self, &mut dyn FnMut() -> bool) -> dbs_core::Result<Vec<u8>> + Send + 'static,
     ) -> Answered {
-        match spawn_blocking(move || ask(&self)).await {
+        let gone = Arc::new(AtomicBool::new(false));
+        let _waits = Waits(Arc::clone(&gone));
+        let work = move || {
+            let mut go_on = || !gone.load(Ordering::SeqCst) && !*self.stopped.borrow();
+            if !go_on() {
+                return Err(Error::new(ErrorKind::Interrupted, "nobody waits for the answer"));
+            }
+            ask(&self, &mut go_on)
+        };
+        match spawn_blocking(work).await {
             Ok(Ok(text)) => Ok(respond(StatusCode::OK, "application/json", text)),
             Ok(Err(error)) => {
                 Err(Refusal { status: status(error.kind()), failure: Failure::from(&error) })

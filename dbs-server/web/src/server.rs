@@ -54,6 +54,8 @@ pub struct WebOptions {
     pub token: Token,
     /// Whether the page may change something.
     pub admin: bool,
+    /// Where it is, which the page says: the name of the machine, and the path of the store.
+    pub place: [String; 2],
 }
 
 /// A page that is being served. Dropping it ends that, and returns when nothing of it asks anything any more.
@@ -91,6 +93,7 @@ impl WebServer {
             .map_err(failed)?;
         let scheme = if options.tls.is_some() { "https" } else { "http" };
         let acceptor = options.tls.map(|tls| TlsAcceptor::from(Arc::clone(tls.rustls())));
+        let (stop, stopped) = watch::channel(false);
         let page = Arc::new(Page {
             asked,
             live: Live::default(),
@@ -98,9 +101,10 @@ impl WebServer {
             names: Names::new(options.names),
             scheme,
             admin: options.admin,
-            one_at_a_time: Semaphore::new(1),
+            one_at_a_time: Arc::new(Semaphore::new(1)),
+            place: options.place,
+            stopped: stopped.clone(),
         });
-        let (stop, stopped) = watch::channel(false);
         let serve = move || run(&runtime, listener, acceptor, page, stopped);
         let thread = thread::Builder::new().name("web".to_owned()).spawn(serve);
         let url = format!("{scheme}://{address}/");

@@ -1,7 +1,7 @@
 //! The token: who has it may see the page.
 
 use dbs_core::{Error, Result};
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -41,18 +41,37 @@ impl Token {
     /// and root, or if it holds no token; `Io`.
     pub fn from_file(path: &Path) -> Result<Self> {
         let failed = |e| Error::io(e, format!("the token file {}", path.display()));
-        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-            Ok(mut file) => {
+        // What is no file must not keep the server waiting for somebody who writes it.
+        let flags = nix::libc::O_NONBLOCK;
+        let open = || OpenOptions::new().read(true).custom_flags(flags).open(path);
+        match open() {
+            Ok(file) => read(&file, path),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 let token = Self::random()?;
-                let written = writeln!(file, "{}", token.0).and_then(|()| file.sync_all());
-                written.map_err(failed)?;
-                Ok(token)
-            }
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-                read(&File::open(path).map_err(failed)?, path)
+                match token.write(path) {
+                    Ok(()) => Ok(token),
+                    // Another server has made it meanwhile.
+                    Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                        read(&open().map_err(failed)?, path)
+                    }
+                    Err(e) => Err(failed(e)),
+                }
             }
             Err(e) => Err(failed(e)),
         }
+    }
+
+    /// Makes the file, which appears with all that is in it.
+    fn write(&self, path: &Path) -> io::Result<()> {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(format!(".{}", std::process::id()));
+        // Of a process of that number that was killed meanwhile.
+        let _is_none = fs::remove_file(&beside);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        let written = writeln!(file, "{}", self.0).and_then(|()| file.sync_all());
+        let made = written.and_then(|()| fs::hard_link(&beside, path));
+        fs::remove_file(&beside)?;
+        made
     }
 
     /// The text, to be shown to who may have it.
@@ -96,7 +115,6 @@ fn read(mut file: &File, path: &Path) -> Result<Token> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -107,6 +125,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(made.text().len(), 64);
         assert!(Token::from_file(&path).unwrap().is(made.text()));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "something is left beside it");
         assert!(!made.is("") && !made.is(&made.text()[1..]) && !made.is(&"0".repeat(64)));
         assert!(!Token::random().unwrap().is(made.text()));
         assert!(!format!("{made:?}").contains(made.text()));
@@ -132,5 +151,9 @@ mod tests {
         }
         fs::write(&path, "0123456789abcdef\n").unwrap();
         assert!(Token::from_file(&path).unwrap().is("0123456789abcdef"));
+        // Nobody writes this one, and nobody waits for that.
+        let pipe = dir.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+        assert_eq!(Token::from_file(&pipe).unwrap_err().kind(), dbs_core::ErrorKind::Invalid);
     }
 }

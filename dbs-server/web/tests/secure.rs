@@ -1,9 +1,9 @@
-//! The page over TLS.
+//! The page over TLS, and what becomes of requests that nobody waits for.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_control::api::{self, Request};
-use dbs_core::{InitOptions, OpenOptions, Result, Store};
+use dbs_core::{Error, ErrorKind, InitOptions, OpenOptions, Result, Store};
 use dbs_frontend::Socket;
 use dbs_frontend::tls::{SERVER, TlsClient, TlsConfig, TlsSocket, TlsStream};
 use dbs_server::asked::{Asked, Findings};
@@ -15,7 +15,9 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// A store that nobody else serves.
@@ -34,8 +36,8 @@ impl Asked for Alone {
         Findings::default()
     }
 
-    fn command(&self, request: &Request) -> Result<Value> {
-        api::execute(&self.0, request, &mut |_| true)
+    fn command(&self, request: &Request, go_on: &mut dyn FnMut() -> bool) -> Result<Value> {
+        api::execute(&self.0, request, &mut |_| go_on())
     }
 }
 
@@ -66,16 +68,107 @@ fn ask(url: &str, tls: &TlsClient, lines: &str) -> String {
     answer.split(' ').nth(1).unwrap_or_default().to_owned()
 }
 
+fn small_store(dir: &Path) -> Store {
+    let path = dir.join("store.dbs");
+    Store::init(&path, &InitOptions { size: Some(64 << 20), ..InitOptions::default() }).unwrap();
+    Store::open(&path, &OpenOptions::default()).unwrap()
+}
+
+/// Its commands go on until they are told not to, and some time longer.
+struct Endless {
+    store: Store,
+    inside: AtomicU32,
+    /// Told how many are inside when one comes, and 0 when one has gone.
+    tells: mpsc::Sender<u32>,
+}
+
+impl Asked for Endless {
+    fn store(&self) -> &Store {
+        &self.store
+    }
+
+    fn top(&self) -> Top {
+        Top::now(&self.store, Started::now(), Vec::new(), Vec::new(), Vec::new())
+    }
+
+    fn findings(&self) -> Findings {
+        Findings::default()
+    }
+
+    fn command(&self, _: &Request, go_on: &mut dyn FnMut() -> bool) -> Result<Value> {
+        let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
+        self.tells.send(inside).unwrap();
+        while go_on() {
+            thread::sleep(Duration::from_millis(2));
+        }
+        // One that comes too early finds it here.
+        thread::sleep(Duration::from_millis(200));
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+        self.tells.send(0).unwrap();
+        Err(Error::new(ErrorKind::Interrupted, "it was stopped"))
+    }
+}
+
+/// Found by review: what a client had asked for went on for minutes when it was gone, any number at once, and
+/// the server could not be stopped.
+#[test]
+fn what_nobody_waits_for_ends_and_so_does_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = small_store(dir.path());
+    let (tells, told) = mpsc::channel();
+    let asked = Endless { store: store.clone(), inside: AtomicU32::new(0), tells };
+    let token = Token::random().unwrap();
+    let body = r#"{"method":"snapshot.list","params":{"volume":"v","usage":true}}"#;
+    let request = format!(
+        "POST /api/command HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        token.text(),
+        body.len()
+    );
+    let options =
+        WebOptions { tls: None, names: Vec::new(), token, admin: false, place: Default::default() };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let page = WebServer::start(Arc::new(asked), listener, options).unwrap();
+    let send = || {
+        let mut client = TcpStream::connect(address).unwrap();
+        client.write_all(request.as_bytes()).unwrap();
+        client
+    };
+    let next = || told.recv_timeout(Duration::from_secs(120)).expect("nothing came or went");
+    let first = send();
+    assert_eq!(next(), 1);
+    let second = send();
+    // It is told that nobody waits, and the second has its turn when it has gone.
+    drop(first);
+    assert_eq!(next(), 0, "the second came before the first had gone");
+    assert_eq!(next(), 1);
+    let (ended, end) = mpsc::channel();
+    let stop = thread::spawn(move || {
+        drop(page);
+        ended.send(()).unwrap();
+    });
+    end.recv_timeout(Duration::from_secs(120)).expect("the server does not stop");
+    stop.join().unwrap();
+    assert_eq!(next(), 0);
+    drop(second);
+    store.close().unwrap();
+}
+
 #[test]
 fn the_page_is_served_over_tls_and_not_without() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("store.dbs");
-    Store::init(&path, &InitOptions { size: Some(64 << 20), ..InitOptions::default() }).unwrap();
-    let store = Store::open(&path, &OpenOptions::default()).unwrap();
+    let store = small_store(dir.path());
     let (tls, client) = certificates(dir.path());
     let token = Token::random().unwrap();
     let bearer = format!("Host: localhost\r\nAuthorization: Bearer {}", token.text());
-    let options = WebOptions { tls: Some(tls), names: Vec::new(), token, admin: false };
+    let options = WebOptions {
+        tls: Some(tls),
+        names: Vec::new(),
+        token,
+        admin: false,
+        place: Default::default(),
+    };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let page = WebServer::start(Arc::new(Alone(store.clone())), listener, options).unwrap();
 

@@ -2,11 +2,15 @@
 
 use crate::context::Context;
 use clap::Args;
-use dbs_core::{Error, Result};
+use dbs_core::{Error, ErrorKind, Result};
 use dbs_nbd::TlsConfig;
 use dbs_server::serve::Serving;
 use dbs_web::{Token, WebAddress, WebOptions, WebServer};
+use std::fs::File;
+use std::io::stdout;
 use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 /// Where and to whom the page is served.
@@ -37,30 +41,58 @@ pub struct Ready {
     secret: String,
 }
 
+/// Whether the standard output goes to the journal, as that of a service does.
+fn tells_the_journal() -> bool {
+    let stream = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    let output = stdout().as_fd().try_clone_to_owned().map(File::from);
+    let output = output.and_then(|file| file.metadata());
+    output.is_ok_and(|output| stream == format!("{}:{}", output.dev(), output.ino()))
+}
+
 impl Web {
-    /// Listens, and makes or reads the token.
+    /// Listens, and makes or reads the token. What keeps the page from being served, and is not a mistake of who
+    /// started the server, does not keep the store from it: it is the inner error.
     ///
     /// # Errors
-    /// `Invalid` for a token file that cannot be used, `Usage` if nobody would be told the token; `Io`.
-    pub fn ready(self, context: &Context, tls: Option<TlsConfig>) -> Result<Option<Ready>> {
+    /// `Invalid` for a token file that cannot be used, and if nobody would be told the token, or everybody who may
+    /// read the journal.
+    pub fn ready(self, context: &Context, tls: Option<TlsConfig>) -> Result<Option<Result<Ready>>> {
         let Some(WebAddress(address)) = self.web else { return Ok(None) };
-        let (token, secret) = match &self.web_token {
-            Some(file) => (Token::from_file(file)?, String::new()),
+        let token = match &self.web_token {
+            Some(file) => Token::from_file(file).map(|token| (token, String::new())),
             None if context.quiet && !context.json => {
                 let text =
                     "with --quiet nobody is told the token of the web page: give --web-token FILE";
                 return Err(Error::invalid(text));
             }
-            None => {
-                let token = Token::random()?;
+            None if tells_the_journal() => {
+                let text = "the token of the web page would be in the journal: give --web-token FILE, as \
+                            /var/lib/dbs/web-token";
+                return Err(Error::invalid(text));
+            }
+            None => Token::random().map(|token| {
                 let secret = format!("#{}", token.text());
                 (token, secret)
-            }
+            }),
         };
-        let listener = address.bind().map_err(|e| Error::io(e, "serving the web page"))?;
+        let (token, secret) = match token {
+            Ok(token) => token,
+            Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
+            Err(error) => return Ok(Some(Err(error))),
+        };
+        let bound = address.bind().map_err(|e| Error::io(e, "serving the web page"));
+        let listener = match bound {
+            Ok(listener) => listener,
+            Err(error) => return Ok(Some(Err(error))),
+        };
+        let host = nix::sys::utsname::uname().map_or_else(
+            |_| String::new(),
+            |names| names.nodename().to_string_lossy().into_owned(),
+        );
+        let place = [host, context.store()?.display().to_string()];
         let names = self.web_name.into_iter().chain([address.host]).collect();
-        let options = WebOptions { tls, names, token, admin: self.web_admin };
-        Ok(Some(Ready { listener, options, secret }))
+        let options = WebOptions { tls, names, token, admin: self.web_admin, place };
+        Ok(Some(Ok(Ready { listener, options, secret })))
     }
 }
 
@@ -76,8 +108,15 @@ pub struct Shown {
 ///
 /// # Errors
 /// Those of [`WebServer::start`].
-pub fn serve(serving: Serving, ready: Option<Ready>) -> Result<(Serving, Option<Shown>)> {
-    let Some(Ready { listener, options, secret }) = ready else { return Ok((serving, None)) };
+pub fn serve(serving: Serving, ready: Option<Result<Ready>>) -> Result<(Serving, Option<Shown>)> {
+    let Ready { listener, options, secret } = match ready {
+        None => return Ok((serving, None)),
+        Some(Ok(ready)) => ready,
+        Some(Err(error)) => {
+            serving.notice(format!("the web page is not served: {error}"));
+            return Ok((serving, None));
+        }
+    };
     match WebServer::start(serving.asked(), listener, options) {
         Ok(server) => {
             let url = format!("{}{secret}", server.url());

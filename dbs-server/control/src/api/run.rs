@@ -27,6 +27,9 @@ const KEEP_MIN_BYTES: u64 = 64 << 20;
 /// The burst of a volume that gets its first limit.
 const BURST_SECONDS: u32 = 1;
 
+/// Of a command whose length nobody knows before.
+const ONE: Progress = Progress { done: 0, total: 1 };
+
 /// Longest rest of a scrub that is held back.
 const SCRUB_REST: Duration = Duration::from_millis(100);
 
@@ -65,8 +68,21 @@ pub fn execute(
             json(&store.space_map(*offset, *length, cells)?)
         }
         R::SpaceOwners { offset, length } => json(&store.space_owners(*offset, *length)?),
-        R::VolumeList { usage } => list(&store.volumes(*usage), *usage),
-        R::VolumeShow { volume, usage: true } => json(&store.volume_info(volume)?),
+        R::VolumeList { usage } => {
+            let mut all = store.volumes(false);
+            if *usage {
+                let of = |info: &mut VolumeInfo, go_on: GoOn<'_>| {
+                    info.usage = store.usage_while(&info.name, None, go_on)?;
+                    Ok(())
+                };
+                with_usage(&mut all, progress, of)?;
+            }
+            list(&all, *usage)
+        }
+        R::VolumeShow { volume, usage: true } => {
+            let usage = store.usage_while(volume, None, &mut || progress(ONE))?;
+            json(&VolumeInfo { usage, ..find_volume(store, volume)? })
+        }
         R::VolumeShow { volume, usage: false } => without_usage(&find_volume(store, volume)?),
         R::VolumeCreate { volume, size, rebuilding: false } => {
             without_usage(&store.create_volume(volume, *size)?)
@@ -106,18 +122,24 @@ pub fn execute(
         R::VolumeChildren { volume, snapshot } => {
             json(&store.children(volume, snapshot.as_deref())?)
         }
-        R::VolumeDu { volume, snapshot } => json(&store.usage(volume, snapshot.as_deref())?),
+        R::VolumeDu { volume, snapshot } => {
+            json(&store.usage_while(volume, snapshot.as_deref(), &mut || progress(ONE))?)
+        }
         R::VolumeMap { volume, snapshot, offset, length } => {
             map(store, &spec(volume, snapshot.as_deref()), *offset, *length)
         }
         R::VolumeDiff { volume, from, to, offset, length } => {
             diff(store, volume, from.as_deref(), to.as_deref(), *offset, *length)
         }
-        snapshot => execute_snapshot(store, snapshot),
+        snapshot => execute_snapshot(store, snapshot, progress),
     }
 }
 
-fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
+fn execute_snapshot(
+    store: &Store,
+    request: &Request,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
     use Request as R;
     match request {
         R::SnapshotCreate { volume, snapshot, labels, system, rebuilding } => {
@@ -135,9 +157,20 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
             };
             without_usage(&store.create_snapshot(volume, snapshot, &options)?)
         }
-        R::SnapshotList { volume, usage } => list(&store.snapshots(volume, *usage)?, *usage),
+        R::SnapshotList { volume, usage } => {
+            let mut all = store.snapshots(volume, false)?;
+            if *usage {
+                let of = |info: &mut SnapshotInfo, go_on: GoOn<'_>| {
+                    info.usage = store.usage_while(volume, Some(&info.name), go_on)?;
+                    Ok(())
+                };
+                with_usage(&mut all, progress, of)?;
+            }
+            list(&all, *usage)
+        }
         R::SnapshotShow { volume, snapshot, usage: true } => {
-            json(&store.snapshot_info(volume, snapshot)?)
+            let usage = store.usage_while(volume, Some(snapshot), &mut || progress(ONE))?;
+            json(&SnapshotInfo { usage, ..find_snapshot(store, volume, snapshot)? })
         }
         R::SnapshotShow { volume, snapshot, usage: false } => {
             without_usage(&find_snapshot(store, volume, snapshot)?)
@@ -181,6 +214,34 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
 fn json(value: &impl Serialize) -> Result<Value> {
     serde_json::to_value(value)
         .map_err(|e| Error::new(ErrorKind::Io, format!("encoding a result as JSON: {e}")))
+}
+
+/// Whether to go on, asked by what takes long.
+type GoOn<'a> = &'a mut dyn FnMut() -> bool;
+
+/// Fills in the usage of one after the other. Those that go meanwhile are left out.
+fn with_usage<T>(
+    all: &mut Vec<T>,
+    progress: &mut dyn FnMut(Progress) -> bool,
+    of: impl Fn(&mut T, GoOn<'_>) -> Result<()>,
+) -> Result<()> {
+    let total = all.len() as u64;
+    let (mut done, mut stopped) = (0, Ok(()));
+    all.retain_mut(|item| {
+        let known = stopped.is_err() || {
+            let found = of(item, &mut || progress(Progress { done, total }));
+            let goes = found.is_ok();
+            if let Err(error) = found
+                && error.kind() == ErrorKind::Interrupted
+            {
+                stopped = Err(error);
+            }
+            goes
+        };
+        done += 1;
+        known
+    });
+    stopped
 }
 
 /// A list whose items have a `usage` only if it was asked for.

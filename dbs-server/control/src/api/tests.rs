@@ -219,3 +219,38 @@ fn readers_need_no_writing() {
     );
     assert!(!Request::VolumeComplete { volume: "a".into(), uuid: None }.leaves_work());
 }
+
+#[test]
+fn what_looks_at_every_layer_ends_when_it_is_told_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = store(dir.path());
+    for at in 0..3 {
+        store.create_snapshot("v", &format!("s{at}"), &Default::default()).unwrap();
+        store.create_volume(&format!("v{at}"), 512).unwrap();
+    }
+    for (method, params) in [
+        ("volume.list", json!({"usage": true})),
+        ("volume.show", json!({"volume": "v"})),
+        ("volume.du", json!({"volume": "v"})),
+        ("snapshot.list", json!({"volume": "v", "usage": true})),
+        ("snapshot.show", json!({"volume": "v", "snapshot": "s1"})),
+    ] {
+        let request = Request::from_wire(json!({"method": method, "params": params})).unwrap();
+        // Its result, and how often it has asked whether to go on.
+        let run = |until: u32| {
+            let mut calls = 0;
+            let result = execute(&store, &request, &mut |_| {
+                calls += 1;
+                calls < until
+            });
+            (result, calls)
+        };
+        run(u32::MAX).0.unwrap_or_else(|e| panic!("{method}: {e}"));
+        // At once; of a list also between two of its items.
+        for until in [1].into_iter().chain(method.ends_with("list").then_some(3)) {
+            let (result, calls) = run(until);
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::Interrupted, "{method}");
+            assert_eq!(calls, until, "{method} went on");
+        }
+    }
+}
