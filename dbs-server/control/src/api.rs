@@ -8,6 +8,7 @@
 
 mod meant;
 mod run;
+mod usage;
 
 use dbs_core::info::{Labels, MapRange};
 use serde::{Deserialize, Serialize};

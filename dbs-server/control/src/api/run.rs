@@ -1,5 +1,6 @@
 //! Runs a request on an open store.
 
+use super::usage;
 use super::{
     CELLS, CELLS_MAX, Deleted, MARKER, OWN_LABELS, Progress, RANGES_MAX, Ranges, Request, Trimmed,
     Vacuumed,
@@ -26,9 +27,6 @@ const KEEP_MIN_BYTES: u64 = 64 << 20;
 
 /// The burst of a volume that gets its first limit.
 const BURST_SECONDS: u32 = 1;
-
-/// Of a command whose length nobody knows before.
-const ONE: Progress = Progress { done: 0, total: 1 };
 
 /// Longest rest of a scrub that is held back.
 const SCRUB_REST: Duration = Duration::from_millis(100);
@@ -63,24 +61,9 @@ pub fn execute(
         R::Work { steps } => json(&store.work(*steps)?),
         R::VolumeTrim => trim(store, progress),
         R::VolumeRelease { volume, dry_run } => release(store, volume, *dry_run, progress),
-        R::SpaceMap { offset, length, cells } => {
-            let cells = cells.unwrap_or(CELLS).min(CELLS_MAX);
-            json(&store.space_map(*offset, *length, cells)?)
-        }
-        R::SpaceOwners { offset, length } => json(&store.space_owners(*offset, *length)?),
-        R::VolumeList { usage } => {
-            let mut all = store.volumes(false);
-            if *usage {
-                let of = |info: &mut VolumeInfo, go_on: GoOn<'_>| {
-                    info.usage = store.usage_while(&info.name, None, go_on)?;
-                    Ok(())
-                };
-                with_usage(&mut all, progress, of)?;
-            }
-            list(&all, *usage)
-        }
+        R::VolumeList { usage } => list(&usage::volumes(store, *usage, progress)?, *usage),
         R::VolumeShow { volume, usage: true } => {
-            let usage = store.usage_while(volume, None, &mut || progress(ONE))?;
+            let usage = usage::of(store, volume, None, progress)?;
             json(&VolumeInfo { usage, ..find_volume(store, volume)? })
         }
         R::VolumeShow { volume, usage: false } => without_usage(&find_volume(store, volume)?),
@@ -123,13 +106,7 @@ pub fn execute(
             json(&store.children(volume, snapshot.as_deref())?)
         }
         R::VolumeDu { volume, snapshot } => {
-            json(&store.usage_while(volume, snapshot.as_deref(), &mut || progress(ONE))?)
-        }
-        R::VolumeMap { volume, snapshot, offset, length } => {
-            map(store, &spec(volume, snapshot.as_deref()), *offset, *length)
-        }
-        R::VolumeDiff { volume, from, to, offset, length } => {
-            diff(store, volume, from.as_deref(), to.as_deref(), *offset, *length)
+            json(&usage::of(store, volume, snapshot.as_deref(), progress)?)
         }
         snapshot => execute_snapshot(store, snapshot, progress),
     }
@@ -158,18 +135,10 @@ fn execute_snapshot(
             without_usage(&store.create_snapshot(volume, snapshot, &options)?)
         }
         R::SnapshotList { volume, usage } => {
-            let mut all = store.snapshots(volume, false)?;
-            if *usage {
-                let of = |info: &mut SnapshotInfo, go_on: GoOn<'_>| {
-                    info.usage = store.usage_while(volume, Some(&info.name), go_on)?;
-                    Ok(())
-                };
-                with_usage(&mut all, progress, of)?;
-            }
-            list(&all, *usage)
+            list(&usage::snapshots(store, volume, *usage, progress)?, *usage)
         }
         R::SnapshotShow { volume, snapshot, usage: true } => {
-            let usage = store.usage_while(volume, Some(snapshot), &mut || progress(ONE))?;
+            let usage = usage::of(store, volume, Some(snapshot), progress)?;
             json(&SnapshotInfo { usage, ..find_snapshot(store, volume, snapshot)? })
         }
         R::SnapshotShow { volume, snapshot, usage: false } => {
@@ -207,6 +176,24 @@ fn execute_snapshot(
         R::DeviceAttach { .. } | R::DeviceDetach { .. } | R::DeviceList => {
             Err(Error::unsupported("block devices are made by the server of a store: `dbs serve`"))
         }
+        map => execute_map(store, map),
+    }
+}
+
+fn execute_map(store: &Store, request: &Request) -> Result<Value> {
+    use Request as R;
+    match request {
+        R::SpaceMap { offset, length, cells } => {
+            let cells = cells.unwrap_or(CELLS).min(CELLS_MAX);
+            json(&store.space_map(*offset, *length, cells)?)
+        }
+        R::SpaceOwners { offset, length } => json(&store.space_owners(*offset, *length)?),
+        R::VolumeMap { volume, snapshot, offset, length } => {
+            map(store, &spec(volume, snapshot.as_deref()), *offset, *length)
+        }
+        R::VolumeDiff { volume, from, to, offset, length } => {
+            diff(store, volume, from.as_deref(), to.as_deref(), *offset, *length)
+        }
         other => Err(Error::unsupported(format!("no command {other:?}"))),
     }
 }
@@ -214,34 +201,6 @@ fn execute_snapshot(
 fn json(value: &impl Serialize) -> Result<Value> {
     serde_json::to_value(value)
         .map_err(|e| Error::new(ErrorKind::Io, format!("encoding a result as JSON: {e}")))
-}
-
-/// Whether to go on, asked by what takes long.
-type GoOn<'a> = &'a mut dyn FnMut() -> bool;
-
-/// Fills in the usage of one after the other. Those that go meanwhile are left out.
-fn with_usage<T>(
-    all: &mut Vec<T>,
-    progress: &mut dyn FnMut(Progress) -> bool,
-    of: impl Fn(&mut T, GoOn<'_>) -> Result<()>,
-) -> Result<()> {
-    let total = all.len() as u64;
-    let (mut done, mut stopped) = (0, Ok(()));
-    all.retain_mut(|item| {
-        let known = stopped.is_err() || {
-            let found = of(item, &mut || progress(Progress { done, total }));
-            let goes = found.is_ok();
-            if let Err(error) = found
-                && error.kind() == ErrorKind::Interrupted
-            {
-                stopped = Err(error);
-            }
-            goes
-        };
-        done += 1;
-        known
-    });
-    stopped
 }
 
 /// A list whose items have a `usage` only if it was asked for.
