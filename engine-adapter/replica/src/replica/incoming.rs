@@ -7,7 +7,6 @@
 
 use super::Replica;
 use super::change::created;
-use super::generation::Generation;
 use crate::replica::meta::DiskMeta;
 use dbs_core::info::LayerInfo;
 use dbs_core::store::{Link, SnapshotOptions};
@@ -70,8 +69,7 @@ impl Incoming<'_> {
         let volume = &self.replica.options.volume;
         let layers = self.layers()?;
         self.replica.pending().stale.insert(snapshot.to_owned());
-        let cloned = self.replica.pending().cloning && self.set_aside(&store, &layers, snapshot)?;
-        let Some(found) = find(&layers, snapshot).filter(|_| !cloned) else {
+        let Some(found) = find(&layers, snapshot) else {
             let name = staged(snapshot);
             let options = SnapshotOptions { system: true, ..Default::default() };
             store.insert_snapshot(volume, &name, size, &options)?;
@@ -89,34 +87,6 @@ impl Incoming<'_> {
             store.relink(volume, &[link], head.and_then(|head| head.parent.as_deref()))?;
         }
         store.layer(volume, Some(&name))
-    }
-
-    /// Takes its name from what an earlier clone brought, and whether there was something: one of several replicas may
-    /// have failed, or this one before its head was put on it, and all are asked again. Not if the volume has been
-    /// written since, or has a snapshot on it, nor a snapshot that no clone made.
-    fn set_aside(&self, store: &Store, layers: &[LayerInfo], snapshot: &str) -> Result<bool> {
-        let replica = self.replica;
-        let named = |layer: &&LayerInfo| layer.name.as_deref() == Some(snapshot);
-        let Some(cloned) = layers.iter().find(named) else { return Ok(false) };
-        let on_it = |layer: &&LayerInfo| layer.parent.as_deref() == Some(snapshot);
-        let made_otherwise = cloned.user_created || cloned.parent.is_some();
-        if replica.state().rebuilding
-            || made_otherwise
-            || layers.iter().filter(on_it).any(|layer| layer.name.is_some())
-            || !replica.is_head_empty(store)?
-        {
-            return Ok(false);
-        }
-        let volume = &replica.options.volume;
-        replica.note_generation(Generation::change);
-        if layers.iter().filter(on_it).any(|layer| layer.name.is_none()) {
-            store.relink(volume, &[], None)?;
-        }
-        // Somebody may be reading it; it goes with what is staged.
-        let aside = format!("{}{}", names::STAGING_PREFIX, longhorn_wire::time::now_ns());
-        store.rename_snapshot(volume, snapshot, &aside)?;
-        log::info("clone-again", &[("volume", volume), ("snapshot", &snapshot)]);
-        Ok(true)
     }
 
     /// Takes the description of a disk, to hold from the next reload on; of a head, only its parent

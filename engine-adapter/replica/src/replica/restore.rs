@@ -256,7 +256,7 @@ impl Replica {
     }
 
     /// Whether the head holds nothing: neither data nor zeros.
-    pub(super) fn is_head_empty(&self, store: &Store) -> Result<bool> {
+    fn is_head_empty(&self, store: &Store) -> Result<bool> {
         let head = store.layer(&self.options.volume, None)?;
         let (mut at, end) = (0, head.size());
         while at < end {

@@ -1,7 +1,6 @@
 //! Clone: a snapshot of another volume becomes this one's content.
 
 use crate::support::*;
-use longhorn_replica::replica::meta::DiskMeta;
 use longhorn_replica::replica::{Replica as Engine, ReplicaOptions, StoreSource};
 use longhorn_wire::proto::ptypes::*;
 use std::sync::atomic::Ordering;
@@ -63,44 +62,6 @@ fn a_snapshot_is_cloned_with_its_holes() {
     // It goes on as a volume of its own.
     target.write(0..10, 9);
     assert!(source.content("origin@b") == wanted);
-}
-
-/// Found by review: where one replica had it and another had failed, asking again failed for ever.
-#[test]
-fn a_clone_can_be_asked_for_again() {
-    let runtime = runtime();
-    let source = Node::with(&runtime, origin());
-    let target = Node::new(&runtime);
-    source.write(0..100, 1);
-    source.snapshot("a");
-    source.write(50..60, 2);
-    source.snapshot("b");
-    let wanted = source.content("origin@a");
-    let name = "volume-snap-a.img";
-    // Its process ended before the head was put on it.
-    let incoming = target.replica.incoming();
-    incoming.begin_clone().unwrap();
-    incoming.begin(name, 64 * MIB).unwrap();
-    incoming.put_meta(name, DiskMeta::default()).unwrap();
-    incoming.end_clone(true).unwrap();
-    assert_eq!(target.snapshots(), ["a"]);
-    for _ in 0..2 {
-        clone(&source, &target, "a").unwrap();
-        assert_eq!(
-            (status(&target).state.as_str(), target.snapshots()),
-            ("complete", vec!["a".to_owned()])
-        );
-        assert!(target.content(VOLUME) == wanted);
-        let head = target.replica.head_disk().unwrap();
-        assert_eq!(target.replica.disks().unwrap()[&head].parent, name);
-    }
-    // Not once it is in use.
-    target.write(0..1, 9);
-    let content = target.content(VOLUME);
-    let refused = clone(&source, &target, "a").unwrap_err();
-    assert!(refused.message().contains("already existing"), "{refused}");
-    assert!(target.content(VOLUME) == content);
-    assert_eq!(target.store.check().unwrap().findings, []);
 }
 
 #[test]
