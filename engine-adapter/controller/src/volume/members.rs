@@ -95,7 +95,7 @@ impl Controller {
     }
 
     /// Marks a replica as one that lacks something, which outlives it and this controller; or takes the mark away.
-    fn mark_incomplete(&self, target: &Target, incomplete: bool) -> Result<()> {
+    pub(super) fn mark_incomplete(&self, target: &Target, incomplete: bool) -> Result<()> {
         let marked = self.call(target, Call::SetRebuilding(incomplete)).map(drop);
         marked.map_err(|error| super::failed(target, &error))
     }

@@ -116,8 +116,9 @@ impl Controller {
         let info = self.call(target, Call::Get).map_err(|error| super::failed(target, &error))?;
         let is_marked = info.rebuilding || info.dbs.is_none();
         let unfilled = match info.dbs.unwrap_or_default().unfilled {
-            // A call that came late: without the mark it does not say what it lacks.
+            // A call that came late: without the mark it does not say what it lacks. Nor would it at the next start.
             _ if *marked && !is_marked && !is(Bug::TrustUnmarked) => {
+                self.mark_incomplete(target, true)?;
                 "somebody has taken its mark away; remove it, and add it again".to_owned()
             }
             unfilled => unfilled,

@@ -399,6 +399,7 @@ fn a_replica_whose_mark_somebody_took_away_stays_incomplete() {
     let refused = controller.verify_rebuild(&address(1), "").unwrap_err();
     assert!(refused.to_string().contains("somebody has taken its mark away"), "{refused}");
     assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    assert!(sim.world().replicas[1].rebuilding, "the next start looks at the mark alone");
     nothing_violated(&sim);
 }
 

@@ -239,23 +239,23 @@ impl Registry {
     }
 
     /// Where the replica of this volume is now, if it was moved from its directory to another one beside that, or into
-    /// one. What cannot be looked at is none of them.
+    /// one. What cannot be looked at may be it.
     fn moved_to(&self, store: &Store, directory: &Path, volume: &str) -> Option<PathBuf> {
         let volumes = store.volumes(false);
         let has_volume = |directory: &Path| {
             volume_of(directory).is_ok_and(|name| volumes.iter().any(|volume| volume.name == name))
         };
-        let is_it = |other: &Path| {
-            let note = fs::read(other.join(STORE_NOTE)).ok();
-            let note = note.and_then(|text| serde_json::from_slice::<Note>(&text).ok());
-            note.filter(|note| note.store == self.store).is_some_and(|note| {
-                note.volume == volume || note.volume.is_empty() && !has_volume(other)
-            })
+        let is_it = |other: &Path| match fs::read(other.join(STORE_NOTE)) {
+            Ok(text) => serde_json::from_slice::<Note>(&text).is_ok_and(|note| {
+                let is_its = note.volume == volume || note.volume.is_empty() && !has_volume(other);
+                note.store == self.store && is_its
+            }),
+            Err(e) => !is_absent(&e),
         };
         let inside = |directory: &Path| -> Vec<PathBuf> {
-            let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+            let Ok(entries) = fs::read_dir(directory) else { return vec![directory.to_owned()] };
             let is_dir = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-            entries.filter(is_dir).map(|entry| entry.path()).collect()
+            entries.flatten().filter(is_dir).map(|entry| entry.path()).collect()
         };
         let beside = inside(directory.parent()?);
         let found = beside.iter().find(|other| is_it(other)).cloned();
@@ -283,9 +283,14 @@ fn is_mount(directory: &Path) -> bool {
     device(directory).zip(parent).is_some_and(|(its, parent)| its != parent)
 }
 
-/// Whether it was one when its replica was last served.
+/// Whether it was one when its replica was last served, or may have been.
 fn was_mounted(marker: &Path) -> bool {
-    fs::read(marker).is_ok_and(|text| text == MOUNT.as_bytes())
+    fs::read(marker).map_or_else(|e| !is_absent(&e), |text| text == MOUNT.as_bytes())
+}
+
+/// Whether that is the error of what is not there, and not of what cannot be looked at.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 fn has(directory: &Path, file: &str) -> Result<bool> {
@@ -420,6 +425,21 @@ mod tests {
             setup.registry.admit(&setup.store, &directory).unwrap();
         }
         fs::remove_dir_all(&directory).unwrap();
+        assert_eq!([(); 2].map(|()| setup.sweep()), [0, 1]);
+        assert!(!setup.volumes().contains(&volume));
+    }
+
+    /// Found by review: what could not be looked at, as without file descriptors, counted as not there.
+    #[test]
+    fn what_cannot_be_looked_at_may_be_what_was_moved() {
+        let setup = Setup::new();
+        let (directory, volume) = setup.replica("r");
+        // A note that cannot be read.
+        let unknown = directory.with_file_name("unknown").join(STORE_NOTE);
+        fs::create_dir_all(&unknown).unwrap();
+        fs::remove_dir_all(&directory).unwrap();
+        assert_eq!([(); 3].map(|()| setup.sweep()), [0; 3]);
+        fs::remove_dir_all(unknown.parent().unwrap()).unwrap();
         assert_eq!([(); 2].map(|()| setup.sweep()), [0, 1]);
         assert!(!setup.volumes().contains(&volume));
     }
