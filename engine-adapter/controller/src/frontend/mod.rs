@@ -7,7 +7,7 @@
 //! - [`nvme`]: a disk for hosts of NVMe over TCP.
 //!
 //! Each is a [`Front`](dbs_frontend::Front) on every reactor of a
-//! [`Path`](crate::path::Path).
+//! [`Path`].
 
 pub mod nbd;
 pub mod nvme;
