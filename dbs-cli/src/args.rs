@@ -47,7 +47,7 @@ pub enum Command {
     Upgrade(store::Upgrade),
     Send(stream::SendSnapshot),
     Receive(stream::Receive),
-    /// Back up snapshots to S3, Azure, a directory, NFS or SMB, in Longhorn's layout, and restore them
+    /// Back up snapshots to S3, Azure, a directory, NFS or SMB, and restore them
     #[command(subcommand)]
     Backup(BackupCommand),
     Attach(attach::Attach),
