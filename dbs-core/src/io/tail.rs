@@ -222,7 +222,8 @@ fn is_of_this_user(directory: &Path) -> bool {
 #[must_use]
 pub fn is_free(path: &Path) -> bool {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-    open_flagged(path, flags).is_ok_and(|file| try_lock(&file).is_ok())
+    // Unlocked explicitly, as a child between fork and exec shares the description.
+    open_flagged(path, flags).is_ok_and(|file| try_lock(&file).is_ok() && file.unlock().is_ok())
 }
 
 /// The file of a store's tail in a directory.

@@ -395,6 +395,8 @@ fn a_store_that_was_moved_does_not_lose_its_tail() {
     let moved = dir.path().join("moved");
     let before = std::fs::read(&path).unwrap();
     std::fs::write(&moved, &before).unwrap();
+    // Kept open: its inode must not become that of another file, for which the tail would be the right one.
+    let _inode = std::fs::File::open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     let reader = Store::open(&moved, &with(true)).unwrap();
     assert!(reader.info().warnings.iter().any(|text| text.contains("rename the tail to")));
