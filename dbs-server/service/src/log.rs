@@ -1,7 +1,11 @@
 //! One-line structured log on the standard error output: `key=value` pairs, times in UTC.
 
+use nix::poll::{PollFd, PollFlags, PollTimeout};
 use std::fmt::{Display, Write as _};
-use std::io::Write as _;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Logs something that should be seen in normal operation.
@@ -22,8 +26,37 @@ pub fn error(event: &str, fields: &[(&str, &dyn Display)]) {
 fn write(level: &str, event: &str, fields: &[(&str, &dyn Display)]) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let line = line(now.as_millis(), level, event, fields);
-    // One call, so that lines of several threads do not mix; nowhere to report a failure to.
-    let _lost = std::io::stderr().write_all(line.as_bytes());
+    LOG.send(line, std::io::stderr().lock());
+}
+
+/// A line has at most so many bytes: a pipe takes them whole or, if its reader stands still, says so before.
+const LINE_MAX_BYTES: usize = 4096;
+
+static LOG: Log = Log { left_out: AtomicU64::new(0) };
+
+/// What became of lines.
+struct Log {
+    /// Lines since the last one that was written.
+    left_out: AtomicU64,
+}
+
+impl Log {
+    /// Writes a line, or leaves it out if that would wait: a thread that logs may be one that serves everybody. The next line
+    /// says how many were left out.
+    fn send(&self, mut line: String, mut to: impl io::Write + AsFd) {
+        let mut fds = [PollFd::new(to.as_fd(), PollFlags::POLLOUT)];
+        // A closed one is ready: writing fails then.
+        if nix::poll::poll(&mut fds, PollTimeout::ZERO) == Ok(0) {
+            self.left_out.fetch_add(1, Relaxed);
+            return;
+        }
+        let left_out = self.left_out.swap(0, Relaxed);
+        let more = if left_out > 0 { format!(" left_out={left_out}\n") } else { "\n".to_owned() };
+        line.truncate(line.floor_char_boundary(LINE_MAX_BYTES - more.len()));
+        line.push_str(&more);
+        // One call, so that lines of several threads do not mix; nowhere to report a failure to.
+        let _lost = to.write_all(line.as_bytes());
+    }
 }
 
 fn line(now_ms: u128, level: &str, event: &str, fields: &[(&str, &dyn Display)]) -> String {
@@ -36,17 +69,46 @@ fn line(now_ms: u128, level: &str, event: &str, fields: &[(&str, &dyn Display)])
         let _ =
             if plain { write!(line, " {key}={value}") } else { write!(line, " {key}={value:?}") };
     }
-    line.push('\n');
     line
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read as _;
 
     #[test]
     fn a_line_stays_a_line() {
         let text = line(12_345, "info", "ready", &[("a", &1), ("b", &"x y"), ("c", &"\n=")]);
-        assert_eq!(text, "time=12.345 level=info event=ready a=1 b=\"x y\" c=\"\\n=\"\n");
+        assert_eq!(text, "time=12.345 level=info event=ready a=1 b=\"x y\" c=\"\\n=\"");
+    }
+
+    /// Found by review: a server whose log nobody read served nobody any more.
+    #[test]
+    fn lines_that_nobody_reads_are_left_out_and_counted() -> io::Result<()> {
+        let (mut reader, writer) = io::pipe()?;
+        let (log, lines) = (Log { left_out: AtomicU64::new(0) }, 100);
+        let (done, is_done) = std::sync::mpsc::channel();
+        let sender = std::thread::spawn(move || {
+            for _ in 0..lines {
+                log.send("x".repeat(5000), &writer);
+            }
+            let _ = done.send(());
+            (log, writer)
+        });
+        is_done.recv_timeout(std::time::Duration::from_secs(60)).expect("it waits for nobody");
+        let (log, writer) = sender.join().expect("it has ended");
+        let mut page = vec![0; LINE_MAX_BYTES];
+        reader.read_exact(&mut page)?;
+        assert!(page.ends_with(b"x\n"));
+        log.send("next".to_owned(), &writer);
+        drop(writer);
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest)?;
+        let (whole, last) = (rest.len() / LINE_MAX_BYTES, rest.lines().last());
+        let left_out = lines - 1 - whole;
+        assert_eq!(last, Some(format!("next left_out={left_out}").as_str()));
+        assert!(left_out > 0);
+        Ok(())
     }
 }
