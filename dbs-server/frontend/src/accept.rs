@@ -185,7 +185,8 @@ impl Accepting {
     }
 }
 
-/// Lets the process open as many files as it may, for frontends with many: connections, sockets, queues of machines.
+/// Lets the process open as many files as it may. A server does it first: connections, sockets and queues of machines
+/// are files, and what finds none left fails: a call of a replica, an accept, a lock.
 pub fn raise_descriptors() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));

@@ -128,6 +128,7 @@ impl Serving {
     pub fn start_with(options: &ServeOptions, extend: Option<Extend<'_>>) -> Result<Self> {
         // Before there are other threads, the store's among them.
         dbs_ublk::serve_devices_from_here();
+        dbs_frontend::raise_descriptors();
         let store = Store::open(&options.store, &options.open)?;
         match Self::start_on(store.clone(), options, extend) {
             Ok(serving) => Ok(serving),

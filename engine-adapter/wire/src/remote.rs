@@ -15,7 +15,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
+use tonic::{Code, ConnectError, Request, Status};
 
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -215,6 +215,13 @@ pub fn kind(status: &Status) -> ErrorKind {
     }
 }
 
+/// Whether a call failed because no connection came about: its server has not heard of it.
+#[must_use]
+pub fn was_never_sent(status: &Status) -> bool {
+    let first = std::error::Error::source(status);
+    std::iter::successors(first, |error| error.source()).any(|error| error.is::<ConnectError>())
+}
+
 /// What a status says, without its code; with what is below it where it says little itself.
 #[must_use]
 pub fn text(status: &Status) -> String {
@@ -266,6 +273,16 @@ mod tests {
         let mut client = ReplicaServiceClient::new(channel);
         let call = client.replica_get(within(LONG_CALL, ()));
         let ended = tokio::time::timeout(SHORT_CALL, call).await;
-        assert_eq!(kind(&ended.expect("it ends").unwrap_err()), ErrorKind::Io);
+        let status = ended.expect("it ends").unwrap_err();
+        assert_eq!((kind(&status), was_never_sent(&status)), (ErrorKind::Io, false));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_finds_no_connection_was_never_sent() {
+        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = Address::parse(&gone.to_string()).unwrap();
+        let mut client = ReplicaServiceClient::new(calls(&address, "v").unwrap());
+        let status = client.replica_get(within(SHORT_CALL, ())).await.unwrap_err();
+        assert!(was_never_sent(&status), "{status:?}");
     }
 }

@@ -111,7 +111,7 @@ pub fn done(needs_open: bool, replica: ptypes::Replica) -> Called {
 pub struct CallError {
     /// Whether the replica could not be reached at all.
     pub unavailable: bool,
-    /// Whether its status says that it refused, and did nothing.
+    /// Whether it has done nothing for sure: its status says that it refused, or the call was never sent.
     pub refused: bool,
     /// What it said.
     pub text: String,
@@ -121,6 +121,11 @@ impl CallError {
     /// What the call has come to, if to anything, is not known.
     pub fn unknown(text: impl Into<String>) -> Self {
         Self { unavailable: false, refused: false, text: text.into() }
+    }
+
+    /// No connection came about, perhaps for want of something here: the replica has not heard of the call.
+    pub fn never_sent(text: impl Into<String>) -> Self {
+        Self { unavailable: true, refused: true, text: text.into() }
     }
 }
 

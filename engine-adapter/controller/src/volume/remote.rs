@@ -281,6 +281,9 @@ fn signed(size: u64) -> Result<i64, CallError> {
 
 fn failed(status: Status) -> CallError {
     use Code::{FailedPrecondition, InvalidArgument, ResourceExhausted};
+    if remote::was_never_sent(&status) {
+        return CallError::never_sent(remote::text(&status));
+    }
     let code = status.code();
     CallError {
         unavailable: code == Code::Unavailable,

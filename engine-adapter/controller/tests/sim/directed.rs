@@ -95,6 +95,34 @@ fn a_start_waits_for_one_that_opens_slowly() {
     nothing_violated(&sim);
 }
 
+/// Found by review: with no descriptor left for the connections of the calls, all replicas became `ERR`, though none had
+/// heard of the snapshot.
+#[test]
+fn calls_that_were_never_sent_cost_no_replica() {
+    let (sim, controller) = volume(2, 2);
+    snapshot(&controller, "one").unwrap();
+    let leave_unsent = |calls: &[usize]| {
+        for (replica, calls) in sim.world().replicas.iter_mut().zip(calls) {
+            replica.unsent_calls = *calls;
+        }
+    };
+    leave_unsent(&[1, 1]);
+    let error = snapshot(&controller, "two").unwrap_err();
+    assert!(error.to_string().contains("no descriptor is left"), "{error}");
+    leave_unsent(&[1, 1]);
+    controller.begin_expansion(2 * SIZE).unwrap();
+    controller.run_expansion(2 * SIZE);
+    assert!(controller.volume().last_expansion_error.contains("no descriptor is left"));
+    leave_unsent(&[1, 1]);
+    controller.revert("one").unwrap_err();
+    assert_eq!(modes(&controller), [Mode::Rw; 2]);
+    // Who lacks what another one has is out, whatever kept it.
+    leave_unsent(&[0, 1]);
+    snapshot(&controller, "two").unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Err]);
+    nothing_violated(&sim);
+}
+
 /// Nobody knows what is on their disks: whoever reads any of them may see what is gone after its next start.
 #[test]
 fn a_revert_that_fails_everywhere_leaves_no_replica_and_says_why() {

@@ -366,7 +366,12 @@ impl World {
             return;
         }
         let answer = match there {
-            false => Err(unreachable("connection refused")),
+            false if !its.alive => Err(CallError::never_sent("connection refused")),
+            false => Err(unreachable("connection reset")),
+            true if its.unsent_calls > 0 && !matches!(call, Call::Get) => {
+                its.unsent_calls -= 1;
+                Err(CallError::never_sent("no descriptor is left"))
+            }
             true => {
                 let answer = its.call(call, self.now).and_then(|replica| {
                     done(call.needs_open(), replica).map_err(|error| error.text)

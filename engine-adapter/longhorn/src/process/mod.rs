@@ -132,6 +132,7 @@ impl From<Error> for Failed {
 /// # Errors
 /// The volume does not start, or a server ended.
 pub fn run(process: &Process) -> std::result::Result<(), Failed> {
+    dbs_frontend::raise_descriptors();
     let signals = signals::watch()?;
     if process.options.policy.upgrade {
         let (options, frontends) = (&process.options, &process.frontends);

@@ -6,10 +6,8 @@ use crate::agent::{Agent, AgentOptions, ReceiverPorts, SERVICE_NAMES};
 use crate::metrics;
 use crate::replica::{Replica, ReplicaRpc, SERVICE_NAME};
 use dbs_core::{Error, Result};
-use dbs_service::log;
 use longhorn_data::{DataServer, DataService};
 use longhorn_wire::control::{ControlServer, Identity, routes};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -34,7 +32,7 @@ impl Common {
     /// # Errors
     /// `Io` if they cannot be had.
     pub fn start(data: longhorn_data::DataOptions) -> Result<Self> {
-        raise_descriptors();
+        dbs_frontend::raise_descriptors();
         let runtime = Builder::new_multi_thread()
             .worker_threads(RUNTIME_THREADS)
             .thread_name("grpc")
@@ -55,15 +53,6 @@ impl Common {
     #[must_use]
     pub fn driver(&self) -> &'static str {
         self.data.driver()
-    }
-}
-
-/// Lets the process open as many files as it may: each connection is one.
-fn raise_descriptors() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
-    if let Err(e) = raised {
-        log::warn("descriptors", &[("error", &e)]);
     }
 }
 
