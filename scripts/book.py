@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parent.parent
 MDBOOK = "0.5.4"
+CONTENTS = Path("docs/SUMMARY.md")
 # A link of Markdown, as far as its target.
 LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^\s*```")
@@ -101,6 +102,9 @@ def rewritten(page, text, found):
         if not to or "://" in to or to.startswith("mailto:"):
             return match[0]
         file = meant(Path(os.path.normpath(page.parent / to)))
+        if file == CONTENTS:
+            # mdBook's own.
+            return f"{match[1]}{os.path.relpath('toc.html', here)})"
         found.add(file)
         return f"{match[1]}{os.path.relpath(place(file), here)}{match[3] or ''})"
 
@@ -114,7 +118,7 @@ def rewritten(page, text, found):
 def assemble(book):
     """All pages and what they lead to, below `book`."""
     shutil.rmtree(book, ignore_errors=True)
-    waiting, done = {Path("docs/SUMMARY.md")}, set()
+    waiting, done = {CONTENTS}, set()
     while waiting:
         file = waiting.pop()
         done.add(file)
