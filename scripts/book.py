@@ -115,6 +115,12 @@ def rewritten(page, text, found):
     return "\n".join(lines) + "\n"
 
 
+def decisions():
+    """What the table of contents ends with: each decision, by its heading."""
+    pages = sorted(path for path in (ROOT / "docs/decisions").glob("[0-9]*.md"))
+    return "".join(f"  - [{page.read_text().splitlines()[0][2:]}](decisions/{page.name})\n" for page in pages)
+
+
 def assemble(book):
     """All pages and what they lead to, below `book`."""
     shutil.rmtree(book, ignore_errors=True)
@@ -131,7 +137,8 @@ def assemble(book):
             shutil.copyfile(ROOT / file, to)
             continue
         found = set()
-        text = rewritten(file, (ROOT / file).read_text(), found)
+        text = (ROOT / file).read_text()
+        text = rewritten(file, text + decisions() if file == CONTENTS else text, found)
         for variable, name in ("DBS", "dbs"), ("LONGHORN", "longhorn"):
             mark = f"<!-- commands of {name} -->"
             if mark in text:
