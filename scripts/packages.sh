@@ -98,6 +98,7 @@ documents() {
     install -m644 docs/*.md "$1/docs/"
     install -m644 docs/tutorials/*.md "$1/docs/tutorials/"
     install -m644 docs/reference/*.md "$1/docs/reference/"
+    install -Dm644 dbs-py/examples/nightly.py "$1/dbs-py/examples/nightly.py"
 }
 
 # licences PACKAGE TARGET FILE
