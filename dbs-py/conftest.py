@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dbs
+import fsspec
 import pytest
+
+# What the installed package says of itself.
+fsspec.register_implementation("dbs", "dbs.fs.FileSystem")
 
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = Path(os.environ.get("DBS_BINARY", ROOT / "target/debug/dbs"))
