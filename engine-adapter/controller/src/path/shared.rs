@@ -1,6 +1,7 @@
 //! What all reactors of a path share. None of it is locked while requests go well.
 
 use super::PathOptions;
+use super::latch::Latch;
 use super::message::Message;
 use super::replica::Replica;
 use super::sabotage::{Bug, is};
@@ -69,14 +70,18 @@ pub(super) struct Shared {
     registry: Mutex<Registry>,
     events: Arc<dyn Events>,
     reactors: OnceLock<Vec<Remote<Message>>>,
+    /// What goes on while somebody waits for reactors that have no threads.
+    #[cfg(feature = "sabotage")]
+    pub meanwhile: OnceLock<super::simulated::Meanwhile>,
 }
 
 impl Shared {
-    pub fn new(options: PathOptions, size: u64, events: Arc<dyn Events>) -> Self {
+    /// What reactors share whose clocks began at `epoch`.
+    pub fn new(options: PathOptions, size: u64, events: Arc<dyn Events>, epoch: Instant) -> Self {
         let pace = Arc::<Pace>::default();
         pace.set(options.limits);
         Self {
-            epoch: Instant::now(),
+            epoch,
             pace,
             size: AtomicU64::new(size),
             expanding: AtomicBool::new(false),
@@ -93,12 +98,31 @@ impl Shared {
             registry: Mutex::default(),
             events,
             reactors: OnceLock::new(),
+            #[cfg(feature = "sabotage")]
+            meanwhile: OnceLock::new(),
             options,
         }
     }
 
     pub fn connect(&self, reactors: Vec<Remote<Message>>) {
         self.reactors.get_or_init(|| reactors);
+    }
+
+    /// Waits for reactors.
+    pub fn wait(&self, latch: &Latch) {
+        #[cfg(feature = "sabotage")]
+        if let Some(meanwhile) = self.meanwhile.get() {
+            return meanwhile(&|| latch.is_open());
+        }
+        latch.wait();
+    }
+
+    /// Whether what goes wrong is logged: in a simulation it goes wrong ten thousand times a second.
+    pub fn logs(&self) -> bool {
+        #[cfg(feature = "sabotage")]
+        return self.meanwhile.get().is_none();
+        #[cfg(not(feature = "sabotage"))]
+        true
     }
 
     /// Sends something to one reactor.
@@ -307,7 +331,9 @@ impl Shared {
     /// Tells everybody who has to know that a replica has become `ERR`.
     fn report_fault(&self, slot: Slot, why: &str) {
         let Some(replica) = self.at(slot) else { return };
-        log::error("path", &[("replica", &replica.name), ("mode", &"ERR"), ("error", &why)]);
+        if self.logs() {
+            log::error("path", &[("replica", &replica.name), ("mode", &"ERR"), ("error", &why)]);
+        }
         replica.why.get_or_init(|| why.to_owned());
         self.events.faulted(replica.id, why);
         let why: Arc<str> = why.into();
