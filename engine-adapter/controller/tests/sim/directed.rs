@@ -153,7 +153,6 @@ fn a_name_is_not_taken_for_a_newer_controller() {
 fn begin_again(sim: &Arc<Sim>, replicas: usize, counters: bool) -> Arc<Controller> {
     {
         let mut world = sim.world();
-        world.path = crate::path::Path::after(&world.path);
         world.replicas.iter_mut().for_each(Replica::reset);
     }
     let controller = controller(sim, counters, false);
@@ -427,7 +426,6 @@ fn a_lone_replica_that_was_being_rebuilt_is_not_used_silently() {
         |sim: &Sim| sim.world().log.iter().filter(|line| line.contains("may lack data")).count();
     let start = || {
         let mut world = sim.world();
-        world.path = crate::path::Path::after(&world.path);
         world.replicas[0].reset();
         drop(world);
         controller(&sim, false, false).start(&[address(0)], SIZE, SIZE).unwrap();
@@ -472,7 +470,6 @@ fn a_marked_replica_that_counted_more_keeps_a_volume_from_starting() {
         let mut world = sim.world();
         world.replicas[1].rebuilding = true;
         world.replicas[1].counter += 1;
-        world.path = crate::path::Path::after(&world.path);
         world.replicas.iter_mut().for_each(Replica::reset);
     }
     let addresses = [address(0), address(1)];
@@ -621,16 +618,22 @@ fn a_frontend_that_could_not_be_ended_is_not_taken_for_one_that_serves() {
 fn a_frontend_that_comes_up_amid_a_shutdown_is_ended() {
     let (_sim, controller, device) = volume_with_device();
     controller.shutdown_frontend().unwrap();
-    let gate = device.gate.lock().unwrap();
     let moment = || std::thread::sleep(std::time::Duration::from_millis(200));
+    let (sender, taken) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let gate = device.gate.lock().unwrap();
+            sender.send(()).unwrap();
+            moment();
+            moment();
+            drop(gate);
+        });
+        taken.recv().unwrap();
         let starting = scope.spawn(|| controller.start_frontend("device"));
         moment();
-        let ending = scope.spawn(|| controller.shutdown());
-        moment();
-        drop(gate);
+        // The reactors are of this thread.
+        controller.shutdown().unwrap();
         starting.join().unwrap().unwrap();
-        ending.join().unwrap().unwrap();
     });
     assert!(!device.is_up());
 }
