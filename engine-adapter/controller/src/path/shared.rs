@@ -32,6 +32,10 @@ pub trait Events: Send + Sync {
     fn faulted(&self, replica: ReplicaId, why: &str);
 }
 
+/// Lets a simulation go on until something holds, or for as long as it likes.
+#[cfg(feature = "sabotage")]
+pub type Meanwhile = Box<dyn Fn(&dyn Fn() -> bool) + Send + Sync>;
+
 /// The replicas by their slots.
 #[derive(Default)]
 struct Registry {
@@ -72,7 +76,7 @@ pub(super) struct Shared {
     reactors: OnceLock<Vec<Remote<Message>>>,
     /// What goes on while somebody waits for reactors that have no threads.
     #[cfg(feature = "sabotage")]
-    pub meanwhile: OnceLock<super::simulated::Meanwhile>,
+    pub meanwhile: OnceLock<Meanwhile>,
 }
 
 impl Shared {
@@ -231,7 +235,7 @@ impl Shared {
             let said = errors.iter().find(|(from, _)| *from == slot);
             self.report_fault(
                 slot,
-                said.map_or("it is full, and others are not", |(_, text)| text),
+                said.map_or("it has what the complete ones have no room for", |(_, text)| text),
             );
         }
         verdict

@@ -2,6 +2,7 @@
 //! says what goes on while somebody waits for them.
 
 use super::reactor::Reactor;
+pub use super::shared::Meanwhile;
 use super::shared::{Events, Shared};
 use super::{Path, PathOptions, REACTORS_MAX};
 use dbs_reactor::{Clock, Io, Left, Simulation};
@@ -9,9 +10,6 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Lets the simulation go on until something holds, or for as long as it likes.
-pub type Meanwhile = Box<dyn Fn(&dyn Fn() -> bool) + Send + Sync>;
 
 /// Connections to a replica of a simulation.
 #[derive(Debug, Clone)]

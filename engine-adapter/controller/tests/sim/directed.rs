@@ -1,5 +1,6 @@
 //! Single steps of a volume, each on simulated replicas to which nothing else happens.
 
+use crate::client::Kind;
 use crate::parts::{Sim, controller, options};
 use crate::replica::{Replica, SECTORS};
 use crate::world::{MS, OTHERS, Weather, World, address};
@@ -351,6 +352,60 @@ fn a_replica_that_somebody_closed_has_no_snapshot() {
         assert_eq!((modes(&controller), controller.volume().size as u64), (vec![Mode::Err], SIZE));
         assert!(sim.world().replicas[0].layers.keys().eq(layers.keys()));
     }
+}
+
+fn is_violated(sim: &Sim) -> bool {
+    sim.world().violation.is_some()
+}
+
+/// The user's requests that were answered, and that failed.
+fn answered(sim: &Sim) -> (u64, u64) {
+    let world = sim.world();
+    (world.client.answers, world.client.failures)
+}
+
+/// Whether a replica that is being rebuilt is lost when it has a write that the complete one has no room for.
+pub fn who_is_ahead_is_lost() -> bool {
+    let (sim, controller) = volume(2, 1);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    {
+        let mut world = sim.world();
+        world.weather.full = true;
+        world.replicas[0].capacity = world.replicas[0].used();
+        world.ask(0, Kind::Write, 0, SECTORS);
+    }
+    sim.run_for(1000 * MS);
+    let why = sim.path().stats().replicas[1].why.clone();
+    let failed = answered(&sim) == (1, 1);
+    // Found by the referee: it was said to be full, which it was not.
+    why.as_deref() == Some("it has what the complete ones have no room for")
+        && failed
+        && modes(&controller) == [Mode::Rw, Mode::Err]
+        && !is_violated(&sim)
+}
+
+#[test]
+fn a_replica_that_is_ahead_of_full_ones_is_lost_for_that() {
+    assert!(who_is_ahead_is_lost());
+}
+
+/// Whether a replica that does not answer is lost in time, and a write acknowledged that it missed.
+pub fn who_is_silent_is_lost() -> bool {
+    let (sim, controller) = volume(2, 2);
+    {
+        let mut world = sim.world();
+        world.replicas[1].stalled_until = u64::MAX / 4;
+        world.replicas[1].blemished = true;
+        world.ask(0, Kind::Write, 0, SECTORS);
+    }
+    sim.run_for(OTHERS);
+    let done = answered(&sim) == (1, 0);
+    done && modes(&controller) == [Mode::Rw, Mode::Err] && !is_violated(&sim)
+}
+
+#[test]
+fn a_silent_replica_is_lost_before_what_it_missed_is_acknowledged() {
+    assert!(who_is_silent_is_lost());
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Bytes of a sector.
 pub const SECTOR: usize = 512;
 /// What a replica is blamed for that has what the complete ones have no room for.
-const AHEAD: &str = "it is full, and others are not";
+const AHEAD: &str = "it has what the complete ones have no room for";
 /// What one is blamed for that is damaged all over.
 const WORN: &str = "too many of its blocks are damaged";
 /// How long damage is remembered that a replica has told of.
