@@ -55,6 +55,9 @@ impl Controller {
             }
             return Err(error);
         }
+        if !upgrade {
+            self.name_heads(&candidates);
+        }
         if let Some(kind) = self.options.frontend.clone()
             && let Err(error) = self.bring_up(&kind, upgrade)
         {
@@ -249,6 +252,31 @@ impl Controller {
             true => Err(StartError::NoReplica(addresses.to_vec())),
             false => Ok(()),
         }
+    }
+
+    /// Gives the heads of the volume's replicas one name, where one of ours does not know what made its own: a revert to
+    /// where they lie that is cut off shows at the next start then.
+    fn name_heads(&self, candidates: &[Candidate]) {
+        let revert =
+            |candidate: &Candidate| candidate.info.dbs.as_ref().map(|dbs| dbs.revert.clone());
+        let (mut known, mut unknown) = (None, Vec::new());
+        for member in self.active() {
+            let candidate = candidates.iter().find(|candidate| candidate.id == member.id);
+            match candidate.and_then(revert) {
+                Some(Some(its)) => known = Some(its),
+                Some(None) => unknown.push(member),
+                // It is upstream's, and has no names.
+                None => {}
+            }
+        }
+        if unknown.is_empty() {
+            return;
+        }
+        // What one knows holds for all: they have agreed.
+        let revert = known.unwrap_or_else(|| self.parts.host.unique_name());
+        let call = Call::Revert { disk: String::new(), created: String::new(), revert };
+        // One of an older version refuses, and goes on without a name.
+        let _answers = self.call_each(&unknown, &call, self.timeout());
     }
 
     fn let_go(&self, candidate: &Candidate) {

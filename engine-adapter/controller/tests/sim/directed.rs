@@ -186,6 +186,14 @@ fn a_revert_that_was_cut_off_leaves_replicas_that_are_alike() {
 fn a_revert_to_the_latest_snapshot_that_was_cut_off_leaves_replicas_that_are_alike() {
     let (sim, controller) = volume(3, 3);
     snapshot(&controller, "one").unwrap();
+    // One that does not know what made its head, as after an upgrade, and then none that does: a start tells them.
+    for unknown in 1..=3 {
+        sim.world().replicas.iter_mut().take(unknown).for_each(|replica| replica.revert = None);
+        assert_eq!(modes(&begin_again(&sim, 3, false)), [Mode::Rw; 3]);
+        let world = sim.world();
+        let revert = &world.replicas[0].revert;
+        assert!(revert.is_some() && world.replicas.iter().all(|replica| replica.revert == *revert));
+    }
     {
         let mut world = sim.world();
         let now = world.now + 1;
