@@ -21,6 +21,7 @@ use crate::meta::commit::Group;
 use crate::meta::load::LastSession;
 use crate::units::BLOCK_BYTES;
 use std::io;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -41,6 +42,8 @@ const SLOW_NS: u64 = 1_000_000_000;
 /// So long nobody looks after two looks in a row that did not go well. One alone may be of a moment, or of a machine
 /// that stood still: then a look is needed most.
 const REST_NS: u64 = 60_000_000_000;
+/// Places that are nearer to each other are read as one.
+const NEAR_BYTES: u64 = 64 << 10;
 /// Groups of a session after which its first one may have been written over: a ring is at least eight groups long.
 const FIRST_GROUPS: u64 = 6;
 
@@ -323,22 +326,29 @@ impl Inner {
     /// Reads these blocks at once; those that can be read, and why others cannot. None of them if that has taken long:
     /// one by one it would take as long again.
     fn read_each(&self, addresses: &[u64]) -> (Vec<Option<AlignedBuf>>, Option<io::Error>) {
-        let block = |_: &u64| AlignedBuf::zeroed(BLOCK_BYTES as usize);
-        let mut blocks: Vec<AlignedBuf> = addresses.iter().map(block).collect();
-        let all = addresses.iter().zip(&mut blocks);
+        let parts = parts(addresses);
+        let buf = |part: &Range<u64>| AlignedBuf::zeroed((part.end - part.start) as usize);
+        let mut bufs: Vec<AlignedBuf> = parts.iter().map(buf).collect();
+        let all = parts.iter().zip(&mut bufs);
         let mut requests: Vec<_> =
-            all.map(|(offset, buf)| ReadRequest { offset: *offset, buf: &mut buf[..] }).collect();
+            all.map(|(part, buf)| ReadRequest { offset: part.start, buf: &mut buf[..] }).collect();
         let begun = self.env.now_ns();
-        let Err(error) = self.storage.read_many(&mut requests) else {
-            return (blocks.into_iter().map(Some).collect(), None);
-        };
-        if self.env.now_ns().saturating_sub(begun) > SLOW_NS {
-            return (Vec::new(), Some(error));
+        let read = self.storage.read_many(&mut requests);
+        if read.is_err() && self.env.now_ns().saturating_sub(begun) > SLOW_NS {
+            return (Vec::new(), read.err());
         }
-        let read = |(at, mut block): (&u64, AlignedBuf)| {
-            self.storage.read_at(*at, &mut block).is_ok().then_some(block)
+        let block = |at: &u64| {
+            let mut block = AlignedBuf::zeroed(BLOCK_BYTES as usize);
+            if read.is_err() {
+                return self.storage.read_at(*at, &mut block).is_ok().then_some(block);
+            }
+            let (part, buf) = parts.iter().zip(&bufs).find(|(part, _)| part.contains(at))?;
+            let from = (at - part.start) as usize;
+            block.copy_from_slice(buf.get(from..from + BLOCK_BYTES as usize)?);
+            Some(block)
         };
-        (addresses.iter().zip(blocks).map(read).collect(), Some(error))
+        let blocks = addresses.iter().map(block).collect();
+        (blocks, read.err())
     }
 
     /// Where a group of another session would show.
@@ -381,6 +391,21 @@ impl Inner {
         let what = format!("group {sequence} of the journal is of session {session:016x}");
         Some(Sign { what, boot })
     }
+}
+
+/// What to read for these blocks: the first one, which is the superblock's, and those in the journal, neighbours as one.
+/// Without io_uring each read is waited for before the next.
+fn parts(addresses: &[u64]) -> Vec<Range<u64>> {
+    let mut sorted = addresses.to_vec();
+    sorted.sort_unstable();
+    let mut parts: Vec<Range<u64>> = Vec::new();
+    for at in sorted {
+        match parts.iter_mut().skip(1).last() {
+            Some(part) if at < part.end + NEAR_BYTES => part.end = part.end.max(at + BLOCK_BYTES),
+            _ => parts.push(at..at + BLOCK_BYTES),
+        }
+    }
+    parts
 }
 
 fn address(ring: Region, place: u32) -> u64 {

@@ -27,6 +27,8 @@ struct Machine {
     numbers: AtomicU64,
     calls: AtomicU64,
     looks: AtomicU64,
+    /// Reads of the last one.
+    reads: AtomicU64,
     /// How long a look takes, and whether the superblock cannot be read.
     takes: AtomicU64,
     is_bad: AtomicBool,
@@ -64,6 +66,7 @@ impl Machine {
             numbers: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             looks: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
             takes: AtomicU64::new(0),
             is_bad: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
@@ -106,6 +109,7 @@ impl Storage for Machine {
         // Nothing else reads the superblock together with other places.
         if requests.len() > 1 && requests[0].offset == 0 {
             self.looks.fetch_add(1, Ordering::Relaxed);
+            self.reads.store(requests.len() as u64, Ordering::Relaxed);
             self.clock.fetch_add(self.takes.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         if self.is_bad.load(Ordering::Relaxed) && requests.iter().any(|request| request.offset == 0)
@@ -319,6 +323,21 @@ fn a_flush_that_writes_no_metadata_looks_for_nobody() {
     assert_eq!(pair.one.looks(), looks);
     put(&pair.first, 1, 1).unwrap();
     assert_eq!(pair.one.looks(), looks + 1);
+}
+
+/// Found by review: without io_uring each read of a look is waited for by itself.
+#[test]
+fn what_a_look_reads_is_read_as_one_where_it_lies_together() {
+    let pair = Pair::new(false);
+    // Several groups since the last look, and not many since the first.
+    for block in 1..5 {
+        pair.wait(SECOND / 50);
+        put(&pair.first, block, 1).unwrap();
+    }
+    let looks = pair.one.looks();
+    pair.wait(SECOND);
+    put(&pair.first, 10, 1).unwrap();
+    assert_eq!((pair.one.looks(), pair.one.reads.load(Ordering::Relaxed)), (looks + 1, 2));
 }
 
 /// Found by review: a block that cannot be read, or only after the disk has tried for long, held up each commit.
