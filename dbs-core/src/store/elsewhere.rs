@@ -145,7 +145,7 @@ impl Inner {
     /// this has looked, for [`Inner::note_group`].
     ///
     /// # Errors
-    /// `Poisoned`.
+    /// `Elsewhere`.
     pub(super) fn look_elsewhere(&self) -> Result<Option<u64>> {
         if !self.storage.may_be_shared() {
             return Ok(None);
@@ -181,7 +181,7 @@ impl Inner {
     /// Looks while there is nothing to commit, if that was not just done.
     ///
     /// # Errors
-    /// `Poisoned`.
+    /// `Elsewhere`.
     pub(super) fn look_while_idle(&self) -> Result<()> {
         // A file is reached by one kernel, but for shared file systems: there it costs requests.
         if !self.storage.may_be_shared() || self.storage.resizable() {
@@ -237,7 +237,7 @@ impl Inner {
     /// was writing a group, one finds that of the other.
     ///
     /// # Errors
-    /// `Poisoned`.
+    /// `Elsewhere`.
     pub(super) fn look_begun(&self) -> Result<()> {
         if !self.storage.may_be_shared() {
             return Ok(());
@@ -247,10 +247,38 @@ impl Inner {
         looked.map_err(|sign| self.stopped(&sign))
     }
 
+    /// Before a command changes no more than the superblock: makes sure that nobody else writes the store. Who does may
+    /// have left the superblock alone, and would stop for the change.
+    ///
+    /// # Errors
+    /// `Elsewhere`, which stops all writing.
+    pub(super) fn look_for_command(&self) -> Result<()> {
+        let now = self.env.now_ns();
+        if !self.storage.may_be_shared() || self.looks.seen().at_commits.rests(now) {
+            return Ok(());
+        }
+        let look = || match self.check_sound() {
+            Ok(()) => self.look_now(now, |seen| &mut seen.at_commits),
+            Err(_) => Ok(()),
+        };
+        self.without_commits(look).map_err(|sign| self.poison_by(self.stopped(&sign)))?;
+        self.check_sound()
+    }
+
+    /// Once a group is durable whose writing began at this time: a machine or a path that stood still meanwhile may have been
+    /// taken for one that is gone.
+    ///
+    /// # Errors
+    /// `Elsewhere`.
+    pub(super) fn look_after(&self, begun: Option<u64>) -> Result<()> {
+        let took = begun.and_then(|begun| self.env.now_ns().checked_sub(begun));
+        if took.is_some_and(|took| took > SLOW_NS) { self.look_begun() } else { Ok(()) }
+    }
+
     /// Before the superblock is changed from what is known of it: makes sure that it is what is there.
     ///
     /// # Errors
-    /// `Poisoned`, which stops all writing.
+    /// `Elsewhere`, which stops all writing.
     pub(super) fn check_superblock(&self, known: &Superblock) -> Result<()> {
         if !self.storage.may_be_shared() {
             return Ok(());
@@ -302,7 +330,7 @@ impl Inner {
         let (told, own) = (self.tell(sign), self.meta().log.session);
         let here = uuid_text(&self.meta().boot);
         let text = format!("{told}. This is session {own:016x}, boot id {here}. {WAY_OUT}");
-        Error::new(ErrorKind::Poisoned, text)
+        Error::new(ErrorKind::Elsewhere, text)
     }
 
     fn find_sign(&self) -> Found {
