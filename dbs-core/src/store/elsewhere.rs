@@ -428,7 +428,7 @@ fn parts(addresses: &[u64]) -> Vec<Range<u64>> {
     sorted.sort_unstable();
     let mut parts: Vec<Range<u64>> = Vec::new();
     for at in sorted {
-        match parts.iter_mut().skip(1).last() {
+        match parts.get_mut(1..).and_then(<[_]>::last_mut) {
             Some(part) if at < part.end + NEAR_BYTES => part.end = part.end.max(at + BLOCK_BYTES),
             _ => parts.push(at..at + BLOCK_BYTES),
         }
