@@ -166,6 +166,7 @@ impl Inner {
         if superblock.incompat & INCOMPAT_BACKED != 0 {
             return Ok(());
         }
+        self.look_for_command()?;
         self.update_superblock(|superblock| superblock.incompat |= INCOMPAT_BACKED)
     }
 

@@ -559,7 +559,7 @@ fn still_named(meta: &Meta, name: &str, held: VolumeId) -> Result<()> {
 
 fn poisoned(why: &str) -> Error {
     if is_written_elsewhere(why) {
-        return Error::new(crate::ErrorKind::Poisoned, why);
+        return Error::new(crate::ErrorKind::Elsewhere, why);
     }
     let text =
         format!("the store takes no more writes since an error: {why}; open the store again");

@@ -656,7 +656,7 @@ fn keep(store: &Store, interval: Duration, chore: Option<&Chore>, stop: &Stop) {
                 pause
             }
             Err(e) => {
-                if e.kind() == ErrorKind::Poisoned {
+                if matches!(e.kind(), ErrorKind::Poisoned | ErrorKind::Elsewhere) {
                     stop.failed.get_or_init(|| e.to_string());
                 }
                 // Once, and not each time it fails in the same way.

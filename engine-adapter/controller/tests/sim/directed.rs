@@ -214,6 +214,14 @@ fn a_revert_that_was_cut_off_leaves_replicas_that_are_alike() {
 fn a_revert_to_the_latest_snapshot_that_was_cut_off_leaves_replicas_that_are_alike() {
     let (sim, controller) = volume(3, 3);
     snapshot(&controller, "one").unwrap();
+    // One that does not know what made its head, as after an upgrade, and then none that does: a start tells them.
+    for unknown in 1..=3 {
+        sim.world().replicas.iter_mut().take(unknown).for_each(|replica| replica.revert = None);
+        assert_eq!(modes(&begin_again(&sim, 3, false)), [Mode::Rw; 3]);
+        let world = sim.world();
+        let revert = &world.replicas[0].revert;
+        assert!(revert.is_some() && world.replicas.iter().all(|replica| replica.revert == *revert));
+    }
     {
         let mut world = sim.world();
         let now = world.now + 1;
@@ -501,23 +509,29 @@ fn a_replica_that_does_not_answer_stays_incomplete() {
     nothing_violated(&sim);
 }
 
-/// Found by review: nothing said that a volume may lack data.
+/// Found by review: it was served as complete, and read as zeros what others had acknowledged.
 #[test]
-fn a_lone_replica_that_was_being_rebuilt_is_not_used_silently() {
+fn a_lone_replica_that_was_being_rebuilt_is_used_only_if_asked_for() {
     let (sim, _) = volume(1, 0);
-    let said =
-        |sim: &Sim| sim.world().log.iter().filter(|line| line.contains("may lack data")).count();
-    let start = || {
+    let said = |sim: &Sim| {
+        sim.world().log.iter().filter(|line| line.contains("incomplete-replica")).count()
+    };
+    let start = |salvage| {
         let mut world = sim.world();
         world.replicas[0].reset();
         drop(world);
-        controller(&sim, false, false).start(&[address(0)], SIZE, SIZE).unwrap();
+        controller(&sim, false, salvage).start(&[address(0)], SIZE, SIZE)
     };
-    start();
+    start(false).unwrap();
     assert_eq!(said(&sim), 0);
     sim.world().replicas[0].rebuilding = true;
-    start();
-    assert_eq!(said(&sim), 1);
+    let refused = start(false).unwrap_err();
+    assert_eq!((refused.exit_code(), said(&sim)), (61, 1), "{refused}");
+    assert!(sim.world().replicas[0].rebuilding);
+    start(true).unwrap();
+    assert_eq!(said(&sim), 2);
+    assert!(!sim.world().replicas[0].rebuilding);
+    start(false).unwrap();
 }
 
 /// Found by review: any list was taken for all that was to come.
@@ -559,10 +573,12 @@ fn a_marked_replica_that_counted_more_keeps_a_volume_from_starting() {
     let controller = controller(&sim, true, false);
     let error = controller.start(&addresses, SIZE, SIZE).unwrap_err();
     assert!(error.to_string().contains("marked as being rebuilt"), "{error}");
-    // The way out: alone it is complete.
-    controller.start(&addresses[1..], SIZE, SIZE).unwrap();
-    assert_eq!(modes(&controller), [Mode::Rw]);
-    controller.shutdown().unwrap();
+    // The way out: alone, as somebody knows it to be complete.
+    assert!(controller.start(&addresses[1..], SIZE, SIZE).is_err());
+    let salvaging = crate::parts::controller(&sim, true, true);
+    salvaging.start(&addresses[1..], SIZE, SIZE).unwrap();
+    assert_eq!(modes(&salvaging), [Mode::Rw]);
+    salvaging.shutdown().unwrap();
     controller.start(&addresses, SIZE, SIZE).unwrap();
     assert_eq!(modes(&controller), [Mode::Err, Mode::Rw]);
 }

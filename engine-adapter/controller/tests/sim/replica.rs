@@ -134,7 +134,10 @@ pub struct Replica {
 impl Replica {
     pub fn new(size: usize, counter_disabled: bool) -> Self {
         let capacity = usize::MAX;
-        Self { size, alive: true, capacity, table: usize::MAX, counter_disabled, ..Self::default() }
+        // As its first start has named it.
+        let revert = Some(String::new());
+        let table = usize::MAX;
+        Self { size, revert, alive: true, capacity, table, counter_disabled, ..Self::default() }
     }
 
     /// Sectors.
@@ -376,6 +379,9 @@ impl Replica {
             }
             Call::SetCounter(counter) => self.counter = *counter,
             Call::Snapshot { name, .. } => self.snapshot(name)?,
+            Call::Revert { disk, revert, .. } if disk.is_empty() => {
+                self.revert.get_or_insert_with(|| revert.clone());
+            }
             Call::Revert { disk, revert, .. } => self.revert(disk, revert)?,
             Call::Expand(size) => self.expand(*size as usize / (SECTORS * 512))?,
             Call::RemoveDisk(disk) => {
