@@ -27,6 +27,8 @@ MESSAGE = struct.Struct("<HIIQII")
 READ, WRITE, RESPONSE = 0, 1, 2
 TICK = os.sysconf("SC_CLK_TCK")
 STEPS = ("full backup", "incremental", "restore")
+# Ended with this program, however it ends.
+STARTED = []
 # As Longhorn's manager has it by default.
 CONCURRENT = ("--concurrent-limit", "2")
 KEYS = {"AWS_ACCESS_KEY_ID": "beside", "AWS_SECRET_ACCESS_KEY": "beside-secret"}
@@ -116,6 +118,7 @@ class Volume:
 
     def start(self, *arguments):
         started = subprocess.Popen([self.program, *arguments], stdout=self.log, stderr=self.log)
+        STARTED.append(started)
         self.children.append(started)
 
     def run(self, *arguments):
@@ -244,16 +247,16 @@ def check(volume, generations):
 
 
 def served(program, place):
-    """Starts an S3 server; its process, and the directory with its objects."""
+    """Starts an S3 server; the directory with its objects."""
     port = free_port()
     os.makedirs(f"{place}/s3/bucket")
     os.environ.update(KEYS, AWS_ENDPOINTS=f"http://127.0.0.1:{port}")
     command = [program, "--port", f"127.0.0.1:{port}", "--access", KEYS["AWS_ACCESS_KEY_ID"], "--secret",
                KEYS["AWS_SECRET_ACCESS_KEY"], "posix", f"{place}/s3"]
     with open(f"{place}/s3.log", "wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
+        STARTED.append(subprocess.Popen(command, stdout=log, stderr=log))
     wait_for("the S3 server", lambda: answers(("127.0.0.1", port)))
-    return server, f"{place}/s3/bucket"
+    return f"{place}/s3/bucket"
 
 
 def measure(programs, options, target, kept, place):
@@ -304,12 +307,16 @@ def main():
         print("\nTarget: a directory (vfs)\n")
         table(measure(programs, options, f"vfs://{place}/target", f"{place}/target", place))
         if options.s3:
-            server, kept = served(options.s3, place)
+            kept = served(options.s3, place)
             print("\nTarget: versitygw (s3)\n")
             table(measure(programs, options, "s3://bucket@us-east-1/", kept, place))
-            server.terminate()
-            server.wait()
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        for child in STARTED:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
