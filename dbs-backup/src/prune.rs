@@ -129,7 +129,7 @@ impl BackupStore {
         work: &mut Work<'_>,
     ) -> Result<Option<Removed>> {
         self.begin();
-        names::check("volume", volume)?;
+        self.check_name("volume", volume)?;
         // A repository needs no lock: what is deleted can be judged again at any time.
         let lock = match &self.repository {
             Some(_) => None,

@@ -10,7 +10,7 @@ use crate::pool::{self, Rate, Work};
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::collections::HashSet;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// What a collection has done.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -276,10 +276,27 @@ impl Repository {
     }
 
     fn put_condemned(&self, packs: impl Iterator<Item = Id>) -> Result<()> {
+        self.put_condemned_since(packs, (Instant::now(), SystemTime::now()))
+    }
+
+    /// Condemns packs, which was begun at that time. Its time may be that at which it began, and nobody knew of it before
+    /// it ended: if that took long, it does not count.
+    pub(super) fn put_condemned_since(
+        &self,
+        packs: impl Iterator<Item = Id>,
+        begun: (Instant, SystemTime),
+    ) -> Result<()> {
         let id = Id::new()?;
         let plain: Vec<u8> = packs.flat_map(|pack| pack.0).collect();
         let object = format::seal_object(&self.keys, Kind::Condemned, id, &plain);
-        self.objects.put(&format::path(&format!("condemned/{}", hex(&id.0))), &object)
+        let path = format::path(&format!("condemned/{}", hex(&id.0)));
+        let put = self.objects.put(&path, &object);
+        if !self.took_longer(begun, self.grace / 4) {
+            return put;
+        }
+        self.objects.remove(&path)?;
+        self.objects.settle()?;
+        put.and(Err(Error::busy("the writing of what is condemned took so long that it does not count")))
     }
 
     /// Condemns the packs that were found damaged: the next backups write their chunks anew, and when no backup relies on

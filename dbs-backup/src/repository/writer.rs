@@ -295,9 +295,14 @@ impl Repository {
 
     /// Whether so much time went by that packs may have been condemned and removed.
     pub(super) fn is_late(&self, since: (Instant, SystemTime)) -> bool {
+        self.took_longer(since, self.grace / 2)
+    }
+
+    /// Whether what has begun then has taken longer than this.
+    pub(super) fn took_longer(&self, since: (Instant, SystemTime), than: Duration) -> bool {
         // One of the two clocks goes on while the machine sleeps, the other one cannot be set.
         let slept = since.1.elapsed().unwrap_or(Duration::MAX);
-        since.0.elapsed().max(slept) > self.grace / 2
+        since.0.elapsed().max(slept) > than
     }
 }
 

@@ -3,6 +3,7 @@
 mod create;
 mod delete;
 mod init;
+mod key;
 mod mount;
 mod show;
 mod volume;
@@ -26,6 +27,7 @@ use volume::Filled;
 pub use create::Create;
 pub use delete::{Delete, Prune};
 pub use init::{Collect, Init};
+pub use key::KeyCommand;
 pub use mount::Mount;
 pub use show::{List, Show};
 
