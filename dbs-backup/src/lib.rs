@@ -14,6 +14,7 @@ mod create;
 #[cfg(feature = "testing")]
 pub mod hostile;
 pub mod image;
+pub mod info;
 mod lock;
 pub mod names;
 pub mod objects;

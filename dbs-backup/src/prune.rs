@@ -4,7 +4,6 @@
 //! backup may be the newest of its day and of its month. Periods are those of UTC.
 
 use crate::lock::Kind;
-use crate::names;
 use crate::pool::Work;
 use crate::remove::Removed;
 use crate::store::BackupStore;

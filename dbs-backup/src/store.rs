@@ -72,6 +72,22 @@ impl BackupStore {
         repository::init(&self.objects, options)
     }
 
+    /// Makes a repository as a user has asked for it, who has given a key or none.
+    ///
+    /// # Errors
+    /// `Invalid` if it is to be encrypted and there is no key, or the other way round; as [`BackupStore::init`].
+    pub fn make_repository(&self, encrypt: bool, secret: Option<Secret>) -> Result<()> {
+        match (&secret, encrypt) {
+            (None, true) => Err(Error::invalid(
+                "set DBS_BACKUP_PASSPHRASE, DBS_BACKUP_PASSPHRASE_FILE or DBS_BACKUP_KEY_FILE to encrypt",
+            )),
+            (Some(_), false) => Err(Error::invalid(
+                "a key is given (DBS_BACKUP_...): have the repository encrypted (--encrypt), or do without it",
+            )),
+            _ => self.init(&InitOptions { secret, ..InitOptions::default() }),
+        }
+    }
+
     /// Refuses what cannot be the name of a volume or backup (`what`) in this layout.
     ///
     /// # Errors
