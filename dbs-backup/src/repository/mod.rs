@@ -5,6 +5,7 @@ mod format;
 mod init;
 mod keys;
 mod manifests;
+mod rewrite;
 mod secrets;
 mod state;
 mod sweep;

@@ -2,7 +2,7 @@
 
 use super::format::{self, BlobKind, CONDEMNED_MAX, LIST};
 use super::keys::Kind;
-use super::state::Copies;
+use super::state::{Copies, Live};
 use super::{AT_ONCE, Id, Repository};
 use crate::names::{BlockName, TEMPORARY, hex};
 use crate::objects::is_verdict;
@@ -10,6 +10,7 @@ use crate::pool::{self, Rate, Work};
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// What a collection has done.
@@ -29,12 +30,13 @@ pub struct Collected {
     pub condemned: u64,
     /// Bytes of these.
     pub condemned_bytes: u64,
+    /// Packs of which little was needed, which was written into others, or was there already. They count as condemned.
+    pub rewritten: u64,
+    /// Bytes that were written for that.
+    pub rewritten_bytes: u64,
     /// Seconds after which a run removes something that is condemned; none if nothing is.
     pub next_seconds: Option<u64>,
 }
-
-/// What backups need.
-type Live = HashSet<(BlobKind, BlockName)>;
 
 impl Repository {
     /// Collects.
@@ -42,7 +44,7 @@ impl Repository {
     /// # Errors
     /// `Corrupt` if a backup, an index or what is condemned cannot be read: nothing is removed then; `Interrupted`; those of
     /// the store.
-    pub fn collect(&self, work: &mut Work<'_>) -> Result<Collected> {
+    pub fn collect(self: &Arc<Self>, work: &mut Work<'_>) -> Result<Collected> {
         // First: whoever writes a manifest later has looked at what is condemned later.
         let now = self.now()?;
         self.load(work.workers, &mut || (work.progress)(0, 0))?;
@@ -53,7 +55,10 @@ impl Repository {
         self.check_whole(&live, work)?;
         self.index_orphans(now)?;
         self.remove_condemned(now, &live, &mut collected, work)?;
-        self.condemn(now, &live, &mut collected)?;
+        let (spent, written) = self.rewrite(now, &live, work)?;
+        (collected.rewritten, collected.rewritten_bytes) = (spent.len() as u64, written);
+        self.condemn(now, &live, &spent, &mut collected)?;
+        self.merge_indexes(now)?;
         self.tidy(now)?;
         Ok(collected)
     }
@@ -249,9 +254,15 @@ impl Repository {
         })
     }
 
-    /// Condemns packs that nobody needs.
-    fn condemn(&self, now: SystemTime, live: &Live, collected: &mut Collected) -> Result<()> {
-        let (unneeded, kept) = self.unneeded(live);
+    /// Condemns packs that nobody needs, and those that were rewritten.
+    fn condemn(
+        &self,
+        now: SystemTime,
+        live: &Live,
+        spent: &HashSet<Id>,
+        collected: &mut Collected,
+    ) -> Result<()> {
+        let (unneeded, kept) = self.unneeded(live, spent);
         collected.packs = kept.0;
         collected.bytes = kept.1;
         let mut old = Vec::new();
@@ -328,10 +339,11 @@ impl Repository {
         self.damaged().into_iter().map(format::pack_path).collect()
     }
 
-    /// The packs that hold nothing live; and how many others there are, and their bytes.
-    fn unneeded(&self, live: &Live) -> (Vec<(Id, u64)>, (u64, u64)) {
+    /// The packs that hold nothing live, or were rewritten; and how many others there are, and their bytes.
+    fn unneeded(&self, live: &Live, spent: &HashSet<Id>) -> (Vec<(Id, u64)>, (u64, u64)) {
         let state = self.state();
-        let needed = state.needed(live, false);
+        let mut needed = state.needed(live, false);
+        needed.retain(|pack| !spent.contains(pack));
         let condemned: HashSet<Id> = state.condemned.values().flatten().copied().collect();
         let (mut unneeded, mut kept) = (Vec::new(), (0, 0));
         for (id, bytes) in &state.listed {

@@ -83,6 +83,13 @@ pub(super) fn describe(collected: &Collected) -> String {
         collected.removed,
         format_size(collected.bytes)
     );
+    if collected.rewritten > 0 {
+        text += &format!(
+            "; {} packs were of little use, and {} of them written anew",
+            collected.rewritten,
+            format_size(collected.rewritten_bytes)
+        );
+    }
     if let Some(seconds) = collected.next_seconds {
         text += &format!(
             "; {} that no backup needs can be removed in {} h",
