@@ -154,9 +154,9 @@ impl BackupStore {
     }
 
     fn need_repository(&self) -> Result<&Repository> {
-        self.repository.as_deref().ok_or_else(|| {
-            Error::invalid(format!("{} is no repository: it has no keys", self.url))
-        })
+        self.repository
+            .as_deref()
+            .ok_or_else(|| Error::invalid(format!("{} is no repository: it has no keys", self.url)))
     }
 
     /// Opens the store in Longhorn's layout that a URL names. Credentials, endpoints and certificates come from `variable`,

@@ -463,8 +463,7 @@ impl RawBackupStore {
             let host = Volumes { store: &from, watcher };
             from.check_same(spec, uuid)?;
             let backups = inner.watched(watcher)?;
-            let created =
-                create(&host, &backups, (volume, snapshot), &options, how.pace.into())?;
+            let created = create(&host, &backups, (volume, snapshot), &options, how.pace.into())?;
             // What was read was this one if it still is.
             from.check_same(spec, uuid)?;
             json_of(&created)

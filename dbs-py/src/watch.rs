@@ -32,7 +32,8 @@ impl Watcher {
         }
         if self.failed.is_none() && self.last.elapsed() >= SIGNAL_INTERVAL {
             self.last = Instant::now();
-            self.failed = Python::attach(|py| py.check_signals().and_then(|()| self.tell(py))).err();
+            self.failed =
+                Python::attach(|py| py.check_signals().and_then(|()| self.tell(py))).err();
         }
         self.failed.is_none()
     }

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -257,11 +257,12 @@ def test_keys(path: Path, tmp_path: Path, folder: Path) -> None:
         second.remove_key(added)
     second.remove_key(old)
     assert [k.id for k in second.keys()] == [added]
-    for attempt in (
+    attempts: list[Callable[[], dbs.BackupStore]] = [
         lambda: dbs.BackupStore(url, key_file=key),
         lambda: dbs.BackupStore(url, passphrase="another"),
         lambda: dbs.BackupStore(url, environ={}),
-    ):
+    ]
+    for attempt in attempts:
         with pytest.raises(dbs.Invalid):
             attempt()
     with pytest.raises(dbs.Invalid, match="not both"):

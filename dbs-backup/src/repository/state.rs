@@ -171,11 +171,7 @@ impl State {
     }
 
     /// Of condemned packs, the live blobs in them, with where else each can be read: in packs that nothing condemns.
-    pub fn copies(
-        &self,
-        packs: &HashSet<Id>,
-        live: &Live,
-    ) -> Vec<Copies> {
+    pub fn copies(&self, packs: &HashSet<Id>, live: &Live) -> Vec<Copies> {
         let copies = |(kind, name): &(BlobKind, BlockName)| {
             let (inside, others): (Vec<_>, Vec<_>) =
                 self.locations(*kind, *name).into_iter().partition(|at| packs.contains(&at.pack));

@@ -55,12 +55,22 @@ impl Repository {
         self.check_whole(&live, work)?;
         self.index_orphans(now)?;
         self.remove_condemned(now, &live, &mut collected, work)?;
-        let (spent, written) = self.rewrite(now, &live, work)?;
-        (collected.rewritten, collected.rewritten_bytes) = (spent.len() as u64, written);
+        // Where there is no room to rewrite packs, all else is done before that is an error.
+        let (spent, problem) = match self.rewrite(now, &live, work) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error),
+            Err(error) => (HashSet::new(), Some(error)),
+            Ok((spent, written)) => {
+                (collected.rewritten, collected.rewritten_bytes) = (spent.len() as u64, written);
+                (spent, None)
+            }
+        };
         self.condemn(now, &live, &spent, &mut collected)?;
         self.merge_indexes(now)?;
         self.tidy(now)?;
-        Ok(collected)
+        match problem {
+            None => Ok(collected),
+            Some(error) => Err(error.context("rewriting packs of which little is needed")),
+        }
     }
 
     /// The time, by the clock of whoever keeps the objects.
@@ -307,7 +317,9 @@ impl Repository {
         }
         self.objects.remove(&path)?;
         self.objects.settle()?;
-        put.and(Err(Error::busy("the writing of what is condemned took so long that it does not count")))
+        put.and(Err(Error::busy(
+            "the writing of what is condemned took so long that it does not count",
+        )))
     }
 
     /// Condemns the packs that were found damaged: the next backups write their chunks anew, and when no backup relies on

@@ -132,7 +132,8 @@ fn what_cannot_be_opened() {
 fn all_in_a_repository(store: BackupStore, name: &str) {
     use dbs_backup::{InitOptions, Secret};
     let secret = Secret::KeyFile([5; 32]);
-    let options = InitOptions { secret: Some(secret.clone()), chunk_size: Some(BLOCK), cheap: true };
+    let options =
+        InitOptions { secret: Some(secret.clone()), chunk_size: Some(BLOCK), cheap: true };
     store.init(&options).expect(name);
     let store = store.with_repository(Some(&secret)).expect(name);
     let mut volume = volume(24, 40);
@@ -188,7 +189,10 @@ fn a_real_server() {
     let url = Url::parse(&url).unwrap();
     let variable = |name: &str| std::env::var(name).ok();
     all_operations(&BackupStore::open(&url, &variable).unwrap().without_waiting(), "a real server");
-    let repository = Url { path: format!("{}/{}", url.path, dbs_backup::names::random("repository").unwrap()), ..url.clone() };
+    let repository = Url {
+        path: format!("{}/{}", url.path, dbs_backup::names::random("repository").unwrap()),
+        ..url.clone()
+    };
     all_in_a_repository(BackupStore::open(&repository, &variable).unwrap(), "a real server");
     let wrong = |name: &str| match name {
         "AWS_SECRET_ACCESS_KEY" => Some("wrong".to_owned()),

@@ -177,7 +177,8 @@ impl Server {
             "GET" if key.is_empty() => ("200 OK", page(&objects, &request.query)),
             _ => objects.get(&key).map_or(absent, |content| match request.headers.get("range") {
                 Some(range) => {
-                    let (first, last) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+                    let (first, last) =
+                        range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
                     let (first, last): (usize, usize) =
                         (first.parse().unwrap(), last.parse().unwrap());
                     if content.len() <= first {

@@ -71,9 +71,8 @@ fn prepare(
     }
     let create = Request::VolumeCreate { volume: name.to_owned(), size, rebuilding: true };
     let made = host.call(&create).map_err(|error| match error.kind() {
-        ErrorKind::Exists => error.context(
-            "name another volume, or go on with a restore that was cut off with --resume",
-        ),
+        ErrorKind::Exists => error
+            .context("name another volume, or go on with a restore that was cut off with --resume"),
         _ => error,
     })?;
     let uuid = made["uuid"].as_str().ok_or_else(|| {

@@ -30,11 +30,7 @@ impl<'a> SnapshotSource<'a> {
     ///
     /// # Errors
     /// `NotFound`; those of the store.
-    pub fn open(
-        store: &'a (dyn StoreAccess + Sync),
-        volume: &str,
-        snapshot: &str,
-    ) -> Result<Self> {
+    pub fn open(store: &'a (dyn StoreAccess + Sync), volume: &str, snapshot: &str) -> Result<Self> {
         let info = store.snapshot_info(volume, snapshot)?;
         let access = store.open(&format!("{volume}@{snapshot}"))?;
         let source = Self { store, snapshot: info, access, base: Mutex::new(None) };

@@ -109,7 +109,9 @@ fn two_at_once_leave_a_key() {
 fn a_change_of_keys_that_is_cut_off() {
     let volume = volume(41, 2);
     for fault in FAULTS {
-        for (adds, call) in [true, false].into_iter().flat_map(|adds| (0..8).map(move |c| (adds, c))) {
+        for (adds, call) in
+            [true, false].into_iter().flat_map(|adds| (0..8).map(move |c| (adds, c)))
+        {
             let case = format!("{fault:?} {adds} {call}");
             let (objects, store) = fresh(Some(&key_file(1)));
             create(&store, "backup-1", &volume.get("one")).unwrap();
@@ -160,7 +162,10 @@ fn names_of_one_letter() {
     let restoration = store.restore("v", "b").unwrap();
     restoration.run(&disk, Onto::Empty, &mut Work::new(&mut |_, _| true)).unwrap();
     assert!(disk.content() == source.content());
-    assert_eq!((store.volumes().unwrap(), store.backups("v").unwrap()), (vec!["v".into()], vec!["b".into()]));
+    assert_eq!(
+        (store.volumes().unwrap(), store.backups("v").unwrap()),
+        (vec!["v".into()], vec!["b".into()])
+    );
     assert!(store.remove("v", "b", &mut Work::new(&mut |_, _| true)).unwrap().found);
     let longhorn = crate::support::store(&Arc::new(Memory::default()));
     for (volume, backup) in [("v", "backup-1"), ("vol", "b")] {

@@ -478,6 +478,33 @@ fn young_packs_are_not_rewritten() {
     check(&store, "backup-2", volume.get("s9").content());
 }
 
+/// Where nothing more can be written, what needs no rewriting is condemned all the same.
+#[test]
+fn what_cannot_be_rewritten_is_in_nobodys_way() {
+    let mut seen = 0;
+    for call in 0.. {
+        let (objects, _, volume) = mostly_dead(None);
+        let store = open(&objects, None);
+        let before = objects.calls();
+        objects.set_fault(Some((before + call, Fault::Fail)));
+        let collected = collect(&store);
+        objects.set_fault(None);
+        if objects.calls() - before <= call {
+            break;
+        }
+        check(&open(&objects, None), "backup-2", volume.get("s9").content());
+        match collected {
+            Err(error) if error.to_string().contains("rewriting packs") => {
+                seen += 1;
+                let is_condemned = |path: &String| path.contains("/condemned/");
+                assert!(objects.paths().iter().any(is_condemned), "{call}: {error}");
+            }
+            _ => {}
+        }
+    }
+    assert!(seen > 0);
+}
+
 /// Of what is there twice, one is enough, if it can be read.
 #[test]
 fn what_is_there_twice_goes_once() {
@@ -519,7 +546,10 @@ fn what_is_there_twice_goes_once() {
             collect(&open(&objects, None)).unwrap();
         }
         let left = packs(&objects);
-        assert_eq!(gone.iter().filter(|path| left.contains(path)).count(), if damage { 2 } else { 0 });
+        assert_eq!(
+            gone.iter().filter(|path| left.contains(path)).count(),
+            if damage { 2 } else { 0 }
+        );
         for backup in ["backup-1", "backup-2"] {
             let store = open(&objects, None);
             assert!(restored(&store, backup, content.len()).unwrap() == content, "{damage}");
