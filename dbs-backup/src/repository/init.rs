@@ -62,7 +62,11 @@ pub(super) fn alone<T>(
     let (folder, id) = (format::path("clock"), Id::new()?);
     let claim = hex(&id.0);
     let path = format!("{folder}/{claim}");
-    objects.put(&path, &keys.object(Kind::Clock, id).header)?;
+    if let Err(error) = objects.put(&path, &keys.object(Kind::Clock, id).header) {
+        // It may be there all the same.
+        let _ = objects.remove(&path);
+        return Err(error);
+    }
     let done = objects.list(&folder).and_then(|all| match all.iter().find(|name| **name != claim) {
         None => what(),
         Some(other) => Err(Error::busy(format!(
