@@ -1,13 +1,13 @@
 //! Backup stores, and the volumes of stores that are backed up to them.
 
-use crate::buffer::BytesMut;
+use crate::backup_file::{Opened, RawBackup};
 use crate::convert::{Amount, to_json, to_python};
 use crate::error::{closed, invalid, raise};
 use crate::store::{RawStore, check_process, without_interpreter};
 use crate::watch::{Watcher, apart, watched};
 use dbs_backup::codec::Method;
 use dbs_backup::config::Map;
-use dbs_backup::read::{OpenBackup, Piece, Place, ReadOptions, Reader};
+use dbs_backup::read::{ReadOptions, Reader};
 use dbs_backup::url::Url;
 use dbs_backup::{BackupStore, Retention, Secret};
 use dbs_client::any_store::AnyStore;
@@ -16,7 +16,7 @@ use dbs_core::{Error, ErrorKind};
 use dbs_transfer::StoreAccess;
 use dbs_volume_backup::{Host, Meter, Options, Pace, Wanted, create, restore};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyDict;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -37,8 +37,6 @@ type Variables = HashMap<OsString, OsString>;
 const PARAMS_DEPTH: u32 = 3;
 /// How often it is looked whether another thread is done with the backup store.
 const TURN: Duration = Duration::from_millis(20);
-/// Most bytes that are read into new objects at once.
-const NEW_BYTES_MAX: u64 = 1 << 30;
 
 /// What says nothing before its end.
 #[derive(Debug, Deserialize)]
@@ -502,132 +500,8 @@ impl RawBackupStore {
         let opened = apart(py, move || {
             let reader = inner.reader()?;
             let backup = reader.open(&volume, &backup)?;
-            Ok(Opened { backup, reader, place: Place::default() })
+            Ok(Opened::new(backup, reader))
         })?;
-        Ok(RawBackup { process: process::id(), spec, opened: RwLock::new(Some(Arc::new(opened))) })
-    }
-}
-
-/// A backup that is open. What keeps it from being deleted goes first, and then what reads it.
-struct Opened {
-    backup: Arc<OpenBackup>,
-    reader: Arc<Reader>,
-    place: Place,
-}
-
-impl Opened {
-    /// Fills a buffer, as far as the backup goes.
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let mut filled = 0;
-        while filled < buf.len() {
-            let (at, left) = (offset + filled as u64, buf.len() - filled);
-            let part = &mut buf[filled..];
-            let count = match self.reader.read(&self.backup, &self.place, at, left)? {
-                Piece::Data(bytes, range) => {
-                    let count = range.len();
-                    part[..count].copy_from_slice(&bytes[range]);
-                    count
-                }
-                Piece::Zeros(count) => {
-                    part[..count].fill(0);
-                    count
-                }
-            };
-            if count == 0 {
-                break;
-            }
-            filled += count;
-        }
-        Ok(filled)
-    }
-}
-
-/// The bytes of a backup: `dbs.BackupFile` is made of it.
-#[pyclass(frozen, module = "dbs._dbs")]
-pub struct RawBackup {
-    process: u32,
-    spec: String,
-    opened: RwLock<Option<Arc<Opened>>>,
-}
-
-impl RawBackup {
-    fn opened(&self) -> PyResult<Arc<Opened>> {
-        check_process(self.process)?;
-        let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner).clone();
-        opened.ok_or_else(closed)
-    }
-
-    fn take(&self) -> Option<Arc<Opened>> {
-        self.opened.write().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-impl Drop for RawBackup {
-    fn drop(&mut self) {
-        let opened = self.take();
-        if self.process == process::id() {
-            without_interpreter(opened);
-        } else {
-            mem::forget(opened);
-        }
-    }
-}
-
-#[pymethods]
-impl RawBackup {
-    /// What names it.
-    #[getter]
-    fn spec(&self) -> &str {
-        &self.spec
-    }
-
-    /// Size in bytes.
-    #[getter]
-    fn size(&self) -> PyResult<u64> {
-        Ok(self.opened()?.backup.size())
-    }
-
-    /// Reads `length` bytes from `offset` on; fewer only at the end.
-    fn pread<'py>(
-        &self,
-        py: Python<'py>,
-        length: Amount,
-        offset: Amount,
-    ) -> PyResult<Bound<'py, PyBytes>> {
-        let opened = self.opened()?;
-        let length = length.0.min(opened.backup.size().saturating_sub(offset.0));
-        if length > NEW_BYTES_MAX {
-            return Err(invalid(format!("{length} bytes are more than 1 GiB: use readinto")));
-        }
-        PyBytes::new_with(py, length as usize, |buf| {
-            py.detach(|| opened.read(offset.0, buf)).map(drop).map_err(raise)
-        })
-    }
-
-    /// Fills a writable buffer from `offset` on; returns the number of bytes.
-    fn readinto(
-        &self,
-        py: Python<'_>,
-        buffer: &Bound<'_, PyAny>,
-        offset: Amount,
-    ) -> PyResult<usize> {
-        let opened = self.opened()?;
-        let mut bytes = BytesMut::of(buffer)?;
-        let buf = bytes.as_mut_slice();
-        py.detach(|| opened.read(offset.0, buf)).map_err(raise)
-    }
-
-    /// The first byte at or behind `offset` that is data, or else none; the size if there is none.
-    fn _find(&self, offset: Amount, data: bool) -> PyResult<u64> {
-        Ok(self.opened()?.backup.next(offset.0, data))
-    }
-
-    /// Lets go of it.
-    fn close(&self, py: Python<'_>) {
-        // Files are closed by whoever drops them, also a child made by fork.
-        if self.process == process::id() {
-            let opened = self.take();
-            py.detach(|| drop(opened));
-        }
+        Ok(RawBackup::new(spec, opened))
     }
 }

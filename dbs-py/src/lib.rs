@@ -1,6 +1,7 @@
 //! The part of the Python package `dbs` that is in Rust: stores and the bytes of volumes. What
 //! people see of it is in `python/dbs`; docs/python.md says how it is used.
 
+mod backup_file;
 mod backups;
 mod blocks;
 mod buffer;
@@ -17,7 +18,9 @@ mod watch;
 #[pyo3::pymodule(gil_used = true)]
 mod _dbs {
     #[pymodule_export]
-    use super::backups::{RawBackup, RawBackupStore};
+    use super::backup_file::RawBackup;
+    #[pymodule_export]
+    use super::backups::RawBackupStore;
     #[pymodule_export]
     use super::blocks::{Blocks, WritableBlocks};
     #[pymodule_export]
