@@ -123,5 +123,9 @@ def documented(
         disk.pwrite(b"golden" * 1000, 8192)
         disk.snapshot("first")
         disk.close()
-        doctest_namespace.update(store=opened, path=tmp_path / "new.dbs", dbs=dbs)
+        folders = {name: tmp_path / name for name in ("folder", "empty")}
+        for folder in folders.values():
+            folder.mkdir()
+        dbs.BackupStore.init(f"vfs://{folders['folder']}").close()
+        doctest_namespace.update(store=opened, path=tmp_path / "new.dbs", dbs=dbs, **folders)
         yield

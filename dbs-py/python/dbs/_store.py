@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 from dbs import _dbs, _notebook
+from dbs._backups import BackupStore
 from dbs._common import AnyPath, Closing, MissingItem, filled, size_of
 from dbs._errors import Invalid, NotFound
 from dbs._types import (
     CheckReport,
+    CreatedBackup,
     ScrubReport,
     StoreInfo,
     VolumeInfo,
@@ -204,6 +206,22 @@ class Store(Mapping[str, Volume], Closing):
         """Facts about all volumes, in one go; space is computed only with `usage`, which walks
         every layer, and is zero otherwise."""
         return [VolumeInfo._of(filled(item)) for item in self._call("volume.list", usage=usage)]
+
+    def backup(
+        self, source: str, to: "BackupStore | str", *, name: str | None = None, full: bool = False
+    ) -> CreatedBackup:
+        """Backs up a volume (``"volume"``) or a snapshot (``"volume@snapshot"``) to a backup store or its
+        URL: `BackupStore.create` says how, and takes more options.
+
+        >>> store.backup("disk@first", f"vfs://{folder}", name="backup-1").base is None
+        True
+        """
+        volume, _, snapshot = source.partition("@")
+        what = self[volume][snapshot] if "@" in source else self[volume]
+        if not isinstance(to, str):
+            return to.create(what, name=name, full=full)
+        with BackupStore(to) as backups:
+            return backups.create(what, name=name, full=full)
 
     def __getitem__(self, name: str) -> Volume:
         """The volume of this name; raises `NotFound`, which here is also a `KeyError`."""
