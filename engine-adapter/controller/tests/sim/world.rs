@@ -242,7 +242,8 @@ impl World {
     /// How long a replica hangs.
     fn stall(&mut self) -> u64 {
         match self.random.u32(0..20) {
-            0 => self.random.u64(80_000 * MS..150_000 * MS),
+            // Longer than anybody may wait for it.
+            0 => self.random.u64(210_000 * MS..400_000 * MS),
             1..=6 => self.random.u64(10 * MS..4000 * MS),
             _ => self.random.u64(4000 * MS..40_000 * MS),
         }
@@ -321,7 +322,8 @@ impl World {
     fn stop_controller(&mut self) {
         let long = self.random.u32(0..4) == 0;
         let time = self.random.u64(MS..if long { 60_000 * MS } else { 1500 * MS });
-        if self.path.stopped_until + 60_000 * MS > self.now {
+        let last = self.path.stopped_until;
+        if last > 0 && last + 60_000 * MS > self.now {
             return;
         }
         self.note(format!("the controller stops for {time}"));
