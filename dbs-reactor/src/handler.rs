@@ -4,7 +4,7 @@ use super::batch::Batch;
 use super::buffer::{Buf, Buffers};
 use super::epoll::Epoll;
 use super::shared::Payload;
-#[cfg(feature = "testing")]
+#[cfg(feature = "simulated")]
 use super::simulated::{Clock, Simulated};
 use super::targets::{File, Segment, Socket, Watch};
 use super::ublk::{UblkQueue, UblkRequest};
@@ -140,7 +140,7 @@ pub struct Io {
 pub(crate) enum Backend {
     Uring(Box<Uring>),
     Epoll(Box<Epoll>),
-    #[cfg(feature = "testing")]
+    #[cfg(feature = "simulated")]
     Simulated(Box<Simulated>),
 }
 
@@ -150,7 +150,7 @@ macro_rules! backend {
         match &mut $io.backend {
             Backend::Uring($driver) => $call,
             Backend::Epoll($driver) => $call,
-            #[cfg(feature = "testing")]
+            #[cfg(feature = "simulated")]
             Backend::Simulated($driver) => $call,
         }
     };
@@ -173,7 +173,7 @@ impl Io {
         Ok(Self { backend, buffers, deadline: None, reminder: None, stopping: false })
     }
 
-    #[cfg(feature = "testing")]
+    #[cfg(feature = "simulated")]
     pub(crate) fn simulated(options: &Options, clock: Clock) -> io::Result<Self> {
         let buffers = Buffers::new(options.buffer_bytes)?;
         let backend = Backend::Simulated(Box::new(Simulated::new(clock)));
@@ -184,7 +184,7 @@ impl Io {
     #[inline]
     #[must_use]
     pub fn now(&self) -> Instant {
-        #[cfg(feature = "testing")]
+        #[cfg(feature = "simulated")]
         if let Backend::Simulated(driver) = &self.backend {
             return driver.now();
         }
@@ -192,7 +192,7 @@ impl Io {
     }
 
     /// A connection of a simulation, by the name that it has there; of no use elsewhere.
-    #[cfg(feature = "testing")]
+    #[cfg(feature = "simulated")]
     pub fn add_simulated(&mut self, name: u64) -> Socket {
         match &mut self.backend {
             Backend::Simulated(driver) => Socket(driver.link(name)),
@@ -206,7 +206,7 @@ impl Io {
         match &self.backend {
             Backend::Uring(_) => "io_uring",
             Backend::Epoll(_) => "epoll",
-            #[cfg(feature = "testing")]
+            #[cfg(feature = "simulated")]
             Backend::Simulated(_) => "simulated",
         }
     }
@@ -347,7 +347,7 @@ impl Io {
     /// Whether the peer has closed the connection, or its sending side: a look at a socket that is not
     /// being received from. Whatever it sent before may still be there.
     pub fn has_hung_up(&mut self, socket: Socket) -> bool {
-        #[cfg(feature = "testing")]
+        #[cfg(feature = "simulated")]
         if let Backend::Simulated(driver) = &self.backend {
             return driver.has_ended(socket.0);
         }
@@ -356,7 +356,7 @@ impl Io {
     }
 
     fn shutdown_as(&mut self, socket: Socket, how: nix::sys::socket::Shutdown) {
-        #[cfg(feature = "testing")]
+        #[cfg(feature = "simulated")]
         if let Backend::Simulated(driver) = &mut self.backend {
             return driver.shutdown(socket.0);
         }

@@ -3,7 +3,7 @@
 
 use super::done::Done;
 use super::handler::{Backend, Handler, Io, Options, backend};
-#[cfg(feature = "testing")]
+#[cfg(feature = "simulated")]
 use super::simulated::{Clock, Left, Simulated};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
@@ -180,12 +180,12 @@ impl<H: Handler> Local<H> {
 
 /// A reactor without a thread and without a kernel, which takes its turns when it is told to: on a clock and with
 /// connections that a simulation has.
-#[cfg(feature = "testing")]
+#[cfg(feature = "simulated")]
 pub struct Simulation<H: Handler> {
     turns: Turns<H>,
 }
 
-#[cfg(feature = "testing")]
+#[cfg(feature = "simulated")]
 impl<H: Handler> Simulation<H> {
     /// A reactor by this clock.
     ///
