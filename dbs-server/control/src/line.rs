@@ -51,10 +51,28 @@ pub fn send_result(stream: &mut impl Write, result: Value) -> Result<()> {
     if text.len() < PART_BYTES {
         return send(stream, &Reply::Result(result));
     }
+    drop(result);
+    send_parts(stream, &text)?;
+    send(stream, &Reply::Result(Value::Null))
+}
+
+/// Sends the text of a result, but for what ends it. What comes then is what this returns.
+///
+/// # Errors
+/// What the stream says.
+pub fn send_text(stream: &mut impl Write, text: &str) -> Result<Value> {
+    if text.len() < PART_BYTES {
+        return serde_json::from_str(text)
+            .map_err(|e| Error::new(ErrorKind::Io, format!("encoding a result: {e}")));
+    }
+    send_parts(stream, text)?;
+    Ok(Value::Null)
+}
+
+fn send_parts(stream: &mut impl Write, text: &str) -> Result<()> {
     let mut parts = PartWriter::new(&mut *stream);
     parts.write_all(text.as_bytes()).map_err(|e| Error::io(e, "sending a long result"))?;
-    parts.finish()?;
-    send(stream, &Reply::Result(Value::Null))
+    parts.finish()
 }
 
 /// Sends what is written to it as `part` lines.

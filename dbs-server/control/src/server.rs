@@ -1,6 +1,6 @@
 //! The server's side of the control socket.
 
-use super::line::{PartWriter, read_line, send, send_result};
+use super::line::{PartWriter, read_line, send, send_result, send_text};
 use super::{FILL_METHOD, Failure, NBD_METHOD, Reply, STORE_METHOD, place};
 use crate::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, Result};
@@ -47,6 +47,18 @@ pub trait Service: Send + Sync + 'static {
         request: &Request,
         progress: &mut dyn FnMut(Progress) -> bool,
     ) -> Result<Value>;
+
+    /// As [`Service::execute`], of a [list](Request::is_list): its JSON, which may be long.
+    ///
+    /// # Errors
+    /// Sent to the client.
+    fn list(
+        &self,
+        request: &Request,
+        progress: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<String> {
+        self.execute(request, progress).map(|result| result.to_string())
+    }
 
     /// Writes the metadata as JSON, which may be long.
     ///
@@ -473,7 +485,7 @@ fn run(request: &Request, stream: &mut UnixStream, shared: &Shared) -> Result<Va
         return parts.finish().map(|()| Value::Null);
     }
     let mut last = Instant::now();
-    shared.service.execute(request, &mut |progress| {
+    let mut tell = |progress| {
         if shared.stopping() {
             return false;
         }
@@ -482,7 +494,12 @@ fn run(request: &Request, stream: &mut UnixStream, shared: &Shared) -> Result<Va
         }
         last = Instant::now();
         !hung_up(stream) && send(stream, &Reply::Progress(progress)).is_ok()
-    })
+    };
+    if request.is_list() {
+        let text = shared.service.list(request, &mut tell)?;
+        return send_text(stream, &text);
+    }
+    shared.service.execute(request, &mut tell)
 }
 
 /// Whether the client has closed its side.

@@ -497,6 +497,25 @@ impl Service for StoreService {
         }
     }
 
+    fn list(
+        &self,
+        request: &Request,
+        progress: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<String> {
+        let mut text = String::new();
+        let mut run = || {
+            self.jobs.watched(request, progress, |progress| {
+                text = api::list(&self.store, request, progress)?;
+                Ok(Value::Null)
+            })
+        };
+        match &self.extension {
+            Some(extension) => extension.command(request, &mut run)?,
+            None => run()?,
+        };
+        Ok(text)
+    }
+
     fn dump(&self, out: &mut dyn Write) -> Result<()> {
         self.store.dump(out)
     }
