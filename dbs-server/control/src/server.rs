@@ -1,6 +1,6 @@
 //! The server's side of the control socket.
 
-use super::line::{PartWriter, read_line, send, send_result, send_text};
+use super::line::{PartWriter, read_line, send, send_result};
 use super::{FILL_METHOD, Failure, NBD_METHOD, Reply, STORE_METHOD, place};
 use crate::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, Result};
@@ -48,16 +48,18 @@ pub trait Service: Send + Sync + 'static {
         progress: &mut dyn FnMut(Progress) -> bool,
     ) -> Result<Value>;
 
-    /// As [`Service::execute`], of a [list](Request::is_list): its JSON, which may be long.
+    /// As [`Service::execute`], of a [list](Request::is_list): writes its JSON, which may be long.
     ///
     /// # Errors
     /// Sent to the client.
     fn list(
         &self,
         request: &Request,
+        out: &mut dyn Write,
         progress: &mut dyn FnMut(Progress) -> bool,
-    ) -> Result<String> {
-        self.execute(request, progress).map(|result| result.to_string())
+    ) -> Result<()> {
+        let result = self.execute(request, progress)?;
+        serde_json::to_writer(out, &result).map_err(|e| Error::io(e.into(), "sending a list"))
     }
 
     /// Writes the metadata as JSON, which may be long.
@@ -484,6 +486,7 @@ fn run(request: &Request, stream: &mut UnixStream, shared: &Shared) -> Result<Va
         shared.service.dump(&mut parts)?;
         return parts.finish().map(|()| Value::Null);
     }
+    let stream = &*stream;
     let mut last = Instant::now();
     let mut tell = |progress| {
         if shared.stopping() {
@@ -493,11 +496,12 @@ fn run(request: &Request, stream: &mut UnixStream, shared: &Shared) -> Result<Va
             return true;
         }
         last = Instant::now();
-        !hung_up(stream) && send(stream, &Reply::Progress(progress)).is_ok()
+        !hung_up(stream) && send(&mut &*stream, &Reply::Progress(progress)).is_ok()
     };
     if request.is_list() {
-        let text = shared.service.list(request, &mut tell)?;
-        return send_text(stream, &text);
+        let mut parts = PartWriter::new(stream);
+        shared.service.list(request, &mut parts, &mut tell)?;
+        return parts.finish_result();
     }
     shared.service.execute(request, &mut tell)
 }

@@ -62,12 +62,14 @@ impl Service for Fake {
     fn list(
         &self,
         request: &Request,
+        out: &mut dyn Write,
         progress: &mut dyn FnMut(Progress) -> bool,
-    ) -> Result<String> {
-        match request {
-            Request::SnapshotList { volume, .. } => Ok(list_of(volume)),
-            other => self.execute(other, progress).map(|result| result.to_string()),
-        }
+    ) -> Result<()> {
+        let text = match request {
+            Request::SnapshotList { volume, .. } => list_of(volume),
+            other => self.execute(other, progress)?.to_string(),
+        };
+        out.write_all(text.as_bytes()).map_err(|e| Error::io(e, "list"))
     }
 
     fn dump(&self, out: &mut dyn Write) -> Result<()> {

@@ -500,20 +500,19 @@ impl Service for StoreService {
     fn list(
         &self,
         request: &Request,
+        out: &mut dyn Write,
         progress: &mut dyn FnMut(Progress) -> bool,
-    ) -> Result<String> {
-        let mut text = String::new();
+    ) -> Result<()> {
         let mut run = || {
             self.jobs.watched(request, progress, |progress| {
-                text = api::list(&self.store, request, progress)?;
-                Ok(Value::Null)
+                api::list(&self.store, request, out, progress).map(|()| Value::Null)
             })
         };
-        match &self.extension {
-            Some(extension) => extension.command(request, &mut run)?,
-            None => run()?,
+        let done = match &self.extension {
+            Some(extension) => extension.command(request, &mut run),
+            None => run(),
         };
-        Ok(text)
+        done.map(drop)
     }
 
     fn dump(&self, out: &mut dyn Write) -> Result<()> {

@@ -11,6 +11,7 @@ use dbs_core::volume::Observer;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
+use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -63,7 +64,9 @@ pub fn execute(
         R::VolumeRelease { volume, dry_run } => release(store, volume, *dry_run, progress),
         // For who wants a value, however long.
         R::VolumeList { .. } | R::SnapshotList { .. } => {
-            serde_json::from_str(&list(store, request, progress)?).map_err(not_encoded)
+            let mut text = Vec::new();
+            list(store, request, &mut text, progress)?;
+            serde_json::from_slice(&text).map_err(not_encoded)
         }
         R::VolumeShow { volume, usage: true } => {
             let usage = usage::of(store, volume, None, progress)?;
@@ -206,21 +209,22 @@ fn not_encoded(error: serde_json::Error) -> Error {
     Error::new(ErrorKind::Io, format!("encoding a result as JSON: {error}"))
 }
 
-/// As [`execute`], of a [list](Request::is_list), as text: as a value it would take many times the memory.
+/// As [`execute`], of a [list](Request::is_list), written as text: as a value it would take many times the memory.
 ///
 /// # Errors
-/// As there; `Unsupported` if it is no list.
+/// As there, and those of `out`; `Unsupported` if it is no list.
 pub fn list(
     store: &Store,
     request: &Request,
+    out: &mut dyn Write,
     progress: &mut dyn FnMut(Progress) -> bool,
-) -> Result<String> {
+) -> Result<()> {
     match request {
         Request::VolumeList { usage } => {
-            Items(&usage::volumes(store, *usage, progress)?, *usage).text()
+            Items(&usage::volumes(store, *usage, progress)?, *usage).write(out)
         }
         Request::SnapshotList { volume, usage } => {
-            Items(&usage::snapshots(store, volume, *usage, progress)?, *usage).text()
+            Items(&usage::snapshots(store, volume, *usage, progress)?, *usage).write(out)
         }
         other => Err(Error::unsupported(format!("{other:?} lists nothing"))),
     }
@@ -230,8 +234,8 @@ pub fn list(
 struct Items<'a, T>(&'a [T], bool);
 
 impl<T: Serialize> Items<'_, T> {
-    fn text(&self) -> Result<String> {
-        serde_json::to_string(self).map_err(not_encoded)
+    fn write(&self, out: &mut dyn Write) -> Result<()> {
+        serde_json::to_writer(out, self).map_err(|e| Error::io(e.into(), "writing a list"))
     }
 }
 
