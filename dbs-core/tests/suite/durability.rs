@@ -27,7 +27,7 @@ fn uuid(disk: &Mem) -> [u8; 16] {
 }
 
 /// Opens a store with a tail, so that nothing is committed that need not be.
-fn open_with_tail(disk: &Arc<Mem>) -> Store {
+pub fn open_with_tail(disk: &Arc<Mem>) -> Store {
     let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
     let env = Arc::new(FixedEnv::new(2));
     Store::open_on(storage, Some(MemTail::boxed()), env, false).unwrap()

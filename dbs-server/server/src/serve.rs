@@ -497,6 +497,24 @@ impl Service for StoreService {
         }
     }
 
+    fn list(
+        &self,
+        request: &Request,
+        out: &mut dyn Write,
+        progress: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<()> {
+        let mut run = || {
+            self.jobs.watched(request, progress, |progress| {
+                api::list(&self.store, request, out, progress).map(|()| Value::Null)
+            })
+        };
+        let done = match &self.extension {
+            Some(extension) => extension.command(request, &mut run),
+            None => run(),
+        };
+        done.map(drop)
+    }
+
     fn dump(&self, out: &mut dyn Write) -> Result<()> {
         self.store.dump(out)
     }

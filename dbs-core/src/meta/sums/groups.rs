@@ -50,6 +50,11 @@ impl Group {
         self.unread || self.stale & !self.blank != 0
     }
 
+    /// Nothing of it changed later than this.
+    pub(super) fn changed_by(&mut self, now_ns: u64) {
+        self.changed_ns = self.changed_ns.min(now_ns);
+    }
+
     /// Whether none of its pages may be written yet.
     pub(super) fn must_open(&self) -> bool {
         match self.state {

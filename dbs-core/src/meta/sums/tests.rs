@@ -405,3 +405,20 @@ fn all_groups_are_looked_at() {
     }
     assert_eq!(closing, [groups - 1]);
 }
+
+/// Found by review: after the clock was set back, what had been written before stayed open until the clock was there again.
+#[test]
+fn a_clock_that_is_set_back_keeps_no_group_open() {
+    let (hour, idle) = (3_600, 30);
+    let mut sums = with_groups(16, Some(&silent(true)), false);
+    sums.tick(12 * hour);
+    sums.note_busy(0);
+    let mut close = |now: u64| {
+        sums.tick(now);
+        let mut looks = sums.busy_groups();
+        sums.start_closing(now - idle, 9, &mut looks, None, &Default::default())
+    };
+    assert!(close(12 * hour + 10).is_empty(), "it changed a moment ago");
+    assert!(close(hour).is_empty(), "nobody knows how long ago");
+    assert_eq!(close(hour + idle), [0]);
+}
