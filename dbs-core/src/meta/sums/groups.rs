@@ -59,6 +59,11 @@ impl Group {
         }
     }
 
+    /// It has changed at this time at the latest.
+    pub(super) fn changed_by(&mut self, now_ns: u64) {
+        self.changed_ns = self.changed_ns.min(now_ns);
+    }
+
     /// The device has the page as it is in memory.
     pub(super) fn page_written(&mut self, page: u32) {
         self.page_tried(page);
