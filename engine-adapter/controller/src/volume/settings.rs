@@ -8,10 +8,10 @@ impl Controller {
     /// Sets whether a discard marks snapshots as removed; replicas that do not take it become `ERR`.
     ///
     /// # Errors
-    /// None took it.
+    /// None took it; or one has not heard of it, which leaves that one as it is: it is to be set again.
     pub fn set_unmap_mark(&self, enabled: bool) -> Result<()> {
         let _work = self.work();
-        self.state().unmap_mark = enabled;
+        let before = std::mem::replace(&mut self.state().unmap_mark, enabled);
         let members = self.active();
         let answers = self.call_each(&members, &Call::SetUnmapMark(enabled), None);
         let all_failed = answers.iter().all(std::result::Result::is_err);
@@ -21,12 +21,22 @@ impl Controller {
                  expect {enabled}"
             )));
         }
+        let mut outcome = Ok(());
         for (member, answer) in members.iter().zip(answers) {
-            if let Err(error) = answer {
-                self.fault(member.id, Fault::Setting, &format!("setting the unmap mark: {error}"));
+            match answer {
+                Err(error) if error.was_never_sent() => {
+                    self.state().unmap_mark = before;
+                    let error = super::failed(&member.target, &error);
+                    outcome = Err(error.context("setting the unmap mark, which others have set"));
+                }
+                Err(error) => {
+                    let why = format!("setting the unmap mark: {error}");
+                    self.fault(member.id, Fault::Setting, &why);
+                }
+                Ok(_) => {}
             }
         }
-        Ok(())
+        outcome
     }
 
     /// Sets how many snapshots there may be.
