@@ -1,7 +1,8 @@
 //! Settings that a running volume and its replicas share.
 
 use super::{Call, Controller, Fault};
-use crate::rules::limits;
+use crate::rules::call_timeout::CallTimeout;
+use crate::rules::{limits, timeout};
 use dbs_core::{Error, Result};
 
 impl Controller {
@@ -13,7 +14,7 @@ impl Controller {
         let _work = self.work();
         let before = std::mem::replace(&mut self.state().unmap_mark, enabled);
         let members = self.active();
-        let answers = self.call_each(&members, &Call::SetUnmapMark(enabled), None);
+        let answers = self.call_each(&members, &Call::SetUnmapMark(enabled), self.timeout_to_set());
         let all_failed = answers.iter().all(std::result::Result::is_err);
         if all_failed && !members.is_empty() {
             return Err(Error::invalid(format!(
@@ -65,7 +66,7 @@ impl Controller {
 
     fn tell_all(&self, call: &Call, what: &str) -> Result<()> {
         let members = self.active();
-        let answers = self.call_each(&members, call, None);
+        let answers = self.call_each(&members, call, self.timeout_to_set());
         let failed = members.iter().zip(answers).find_map(|(member, answer)| {
             let address = &member.target.address;
             answer.err().map(|error| {
@@ -73,6 +74,11 @@ impl Controller {
             })
         });
         failed.map_or(Ok(()), |text| Err(Error::invalid(text)))
+    }
+
+    /// How long replicas are waited for that make a setting durable, once one has: no other change can be made meanwhile.
+    fn timeout_to_set(&self) -> Option<CallTimeout> {
+        Some(CallTimeout::among_equals(timeout::long(self.options.short_timeout)))
     }
 
     /// From how many replicas at once a rebuild copies.

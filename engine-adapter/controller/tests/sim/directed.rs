@@ -150,6 +150,27 @@ fn calls_that_were_never_sent_cost_no_setting_and_no_rebuild() {
     nothing_violated(&sim);
 }
 
+/// Found by review: no other change could be made for three minutes.
+#[test]
+fn a_replica_that_hangs_holds_up_no_change_for_long() {
+    let changes = [
+        |controller: &Controller| controller.revert("one"),
+        |controller: &Controller| controller.set_unmap_mark(true),
+        |controller: &Controller| controller.set_snapshot_max_count(9),
+        |controller: &Controller| controller.set_snapshot_max_size(1 << 40),
+    ];
+    for (number, change) in changes.iter().enumerate() {
+        let (sim, controller) = volume(2, 2);
+        snapshot(&controller, "one").unwrap();
+        sim.world().replicas[1].stalled_until = u64::MAX / 4;
+        let begun = sim.world().now;
+        // What it comes to is another matter.
+        let _ = change(&controller);
+        let took = sim.world().now - begun;
+        assert!(took < 4 * OTHERS, "change {number}: {took}");
+    }
+}
+
 /// Nobody knows what is on their disks: whoever reads any of them may see what is gone after its next start.
 #[test]
 fn a_revert_that_fails_everywhere_leaves_no_replica_and_says_why() {
