@@ -9,7 +9,7 @@ use super::options::ServerOptions;
 use super::session::{Admitted, Due, Reply, Session};
 use super::wire::rep;
 use dbs_frontend::tls::TlsStream;
-use dbs_frontend::{Listener, Pool, Socket, lock};
+use dbs_frontend::{Listener, Pool, Socket, half_of_descriptors, lock};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv};
 use std::collections::BTreeMap;
@@ -110,7 +110,8 @@ impl Registry {
 }
 
 impl Shared {
-    pub fn new(exports: Arc<dyn Exports>, options: ServerOptions, pool: Pool) -> Arc<Self> {
+    pub fn new(exports: Arc<dyn Exports>, mut options: ServerOptions, pool: Pool) -> Arc<Self> {
+        options.max_connections = options.max_connections.min(half_of_descriptors());
         Arc::new(Self {
             exports,
             options,
@@ -188,7 +189,7 @@ impl Shared {
         }
         let (count, max) = (registry.clients.len(), self.options.max_connections);
         let refused = count >= max;
-        if count >= max + REFUSALS_MAX {
+        if count >= max + REFUSALS_MAX.min(half_of_descriptors() / 4) {
             return Ok(());
         }
         let id = registry.number();
