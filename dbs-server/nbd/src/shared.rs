@@ -135,6 +135,7 @@ impl Shared {
 
     /// The accepting thread.
     pub(super) fn accept(self: Arc<Self>, listeners: &[Listener], woken: &UnixStream) {
+        let mut failing = false;
         while !self.is_stopping() {
             let mut fds: Vec<PollFd<'_>> = listeners
                 .iter()
@@ -148,18 +149,24 @@ impl Shared {
                 thread::sleep(ACCEPT_RETRY);
             }
             for listener in listeners {
-                self.accept_one(listener);
+                self.accept_one(listener, &mut failing);
             }
         }
     }
 
-    fn accept_one(self: &Arc<Self>, listener: &Listener) {
+    /// `failing` is whether the last accept failed, which has been said.
+    fn accept_one(self: &Arc<Self>, listener: &Listener, failing: &mut bool) {
         let (socket, peer) = match listener.accept() {
-            Ok(accepted) => accepted,
+            Ok(accepted) => {
+                *failing = false;
+                accepted
+            }
             Err(error) => {
                 let kind = error.kind();
                 if !matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) {
-                    self.log(|| format!("nbd: cannot accept a connection: {error}"));
+                    if !std::mem::replace(failing, true) {
+                        self.log(|| format!("nbd: cannot accept a connection: {error}"));
+                    }
                     thread::sleep(ACCEPT_RETRY);
                 }
                 return;
