@@ -1,6 +1,6 @@
 //! Settings that a running volume and its replicas share.
 
-use super::{Call, Controller, Fault};
+use super::{Call, CallError, Controller, Fault};
 use crate::rules::call_timeout::CallTimeout;
 use crate::rules::{limits, timeout};
 use dbs_core::{Error, Result};
@@ -15,6 +15,10 @@ impl Controller {
         let before = std::mem::replace(&mut self.state().unmap_mark, enabled);
         let members = self.active();
         let answers = self.call_each(&members, &Call::SetUnmapMark(enabled), self.timeout_to_set());
+        let never_sent = |error: &CallError| error.was_never_sent();
+        if answers.iter().any(|answer| answer.as_ref().is_err_and(never_sent)) {
+            self.state().unmap_mark = before;
+        }
         let all_failed = answers.iter().all(std::result::Result::is_err);
         if all_failed && !members.is_empty() {
             return Err(Error::invalid(format!(
@@ -25,8 +29,7 @@ impl Controller {
         let mut outcome = Ok(());
         for (member, answer) in members.iter().zip(answers) {
             match answer {
-                Err(error) if error.was_never_sent() => {
-                    self.state().unmap_mark = before;
+                Err(error) if never_sent(&error) => {
                     let error = super::failed(&member.target, &error);
                     outcome = Err(error.context("setting the unmap mark, which others have set"));
                 }

@@ -130,10 +130,12 @@ fn calls_that_were_never_sent_cost_no_setting_and_no_rebuild() {
         sim.world().replicas[replica].unsent = Some(call);
     };
     let (sim, controller) = volume(2, 2);
-    leave_unsent(&sim, 1, "SetUnmapMark");
-    let error = controller.set_unmap_mark(true).unwrap_err();
-    assert!(error.to_string().contains("no descriptor is left"), "{error}");
-    assert!(!controller.volume().unmap_mark_snap_chain_removed, "it is to be set again");
+    for (replicas, why) in [(1..2, "no descriptor is left"), (0..2, "for all replicas")] {
+        replicas.for_each(|replica| leave_unsent(&sim, replica, "SetUnmapMark"));
+        let error = controller.set_unmap_mark(true).unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+        assert!(!controller.volume().unmap_mark_snap_chain_removed, "it is to be set again");
+    }
     controller.set_unmap_mark(true).unwrap();
     assert!(controller.volume().unmap_mark_snap_chain_removed);
     assert_eq!(modes(&controller), [Mode::Rw; 2]);
