@@ -27,7 +27,7 @@ TEST ?=
 
 .PHONY: build longhorn static packages packages-test run check test lint upstream upstream-manager python wheel vm \
 	xfstests guard guard-accept deny soak powercut mutants fuzz coverage bench bench-micro bench-replica bench-engine bench-fuse bench-vhost bench-python scale \
-	man install clean
+	man book install clean
 
 build:
 	$(CARGO) build --release --locked -p dbs-cli
@@ -177,6 +177,10 @@ bench-micro:
 
 man: build
 	target/release/dbs man target/man
+
+# The book of docs/, with the help of each command, into target/book/html. Compiles mdBook the first time, some minutes.
+book:
+	@scripts/book.py
 
 install: man
 	@scripts/install.sh target/release/dbs target/man "$(DESTDIR)$(PREFIX)" "$(PREFIX)"

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dbs
+import fsspec
 import pytest
+
+# What the installed package says of itself.
+fsspec.register_implementation("dbs", "dbs.fs.FileSystem")
 
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = Path(os.environ.get("DBS_BINARY", ROOT / "target/debug/dbs"))
@@ -119,5 +123,9 @@ def documented(
         disk.pwrite(b"golden" * 1000, 8192)
         disk.snapshot("first")
         disk.close()
-        doctest_namespace.update(store=opened, path=tmp_path / "new.dbs", dbs=dbs)
+        folders = {name: tmp_path / name for name in ("folder", "empty")}
+        for folder in folders.values():
+            folder.mkdir()
+        dbs.BackupStore.init(f"vfs://{folders['folder']}").close()
+        doctest_namespace.update(store=opened, path=tmp_path / "new.dbs", dbs=dbs, **folders)
         yield

@@ -93,9 +93,12 @@ man() {
 
 # documents DIRECTORY: what to read, with links that work.
 documents() {
-    install -d "$1/docs"
+    install -d "$1"/docs/{tutorials,reference}
     install -m644 README.md "$1/"
     install -m644 docs/*.md "$1/docs/"
+    install -m644 docs/tutorials/*.md "$1/docs/tutorials/"
+    install -m644 docs/reference/*.md "$1/docs/reference/"
+    install -Dm644 dbs-py/examples/nightly.py "$1/dbs-py/examples/nightly.py"
 }
 
 # licences PACKAGE TARGET FILE

@@ -98,7 +98,7 @@ impl Listed {
     /// The backup that such a text names.
     #[must_use]
     pub fn backup_of(stem: &str) -> Option<&str> {
-        stem.split_once('_').map(|(_, backup)| backup).filter(|backup| names::is_valid(backup))
+        stem.split_once('_').map(|(_, backup)| backup).filter(|backup| names::is_name(backup))
     }
 
     /// The same of the system's time.
@@ -144,10 +144,11 @@ impl Catalog {
     /// # Errors
     /// Those of the store.
     pub fn has_volume(&self, volume: &str) -> Result<bool> {
-        if !names::is_valid(volume) {
+        if !names::is_name(volume) {
             return Ok(false);
         }
         self.with(|store| match store.volume(volume) {
+            Err(_) if store.check_name("volume", volume).is_err() => Ok(false),
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 Ok(!store.backups(volume)?.is_empty())
             }

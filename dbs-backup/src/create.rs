@@ -135,8 +135,9 @@ impl BackupStore {
     ) -> Result<Creation<'a, S>> {
         self.begin();
         let asked_at = now();
-        names::check("volume", &options.volume)?;
+        self.check_name("volume", &options.volume)?;
         let name = options.backup.clone().map_or_else(|| names::random("backup"), Ok)?;
+        self.check_name("backup", &name)?;
         names::check_new("backup", &name)?;
         let block_size = self.block_size(&options, source.size(), &name)?;
         let kept = match &self.repository {

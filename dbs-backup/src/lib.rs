@@ -14,6 +14,7 @@ mod create;
 #[cfg(feature = "testing")]
 pub mod hostile;
 pub mod image;
+pub mod info;
 mod lock;
 pub mod names;
 pub mod objects;
@@ -33,7 +34,7 @@ pub use create::{CreateOptions, Created, Creation};
 pub use pool::Work;
 pub use prune::{Judged, Retention};
 pub use remove::Removed;
-pub use repository::{Collected, InitOptions, Secret};
+pub use repository::{Collected, InitOptions, KeyInfo, Secret};
 pub use restore::{Onto, Restoration, Restored};
 pub use store::BackupStore;
 pub use verify::{BadBlock, Verified};

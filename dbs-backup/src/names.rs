@@ -89,30 +89,41 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// Whether something may be the name of a volume or a backup: a letter or digit, then at least one letter, digit, `_`,
-/// `.` or `-`.
+/// Whether something may be the name of a volume or a backup in Longhorn's layout: a letter or digit, then at least one
+/// letter, digit, `_`, `.` or `-`.
 #[must_use]
 pub fn is_valid(name: &str) -> bool {
+    name.len() > 1 && is_name(name)
+}
+
+/// Whether something may be the name of a volume or a backup in one of the layouts: in a repository, one letter or digit
+/// is enough.
+pub(crate) fn is_name(name: &str) -> bool {
     let mut bytes = name.bytes();
     let first = bytes.next().is_some_and(|b| b.is_ascii_alphanumeric());
     let inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
-    first && name.len() > 1 && bytes.all(inner)
+    first && bytes.all(inner)
 }
 
-/// Refuses what cannot be the name of a volume or backup.
+/// Refuses what cannot be the name of a volume or backup in Longhorn's layout.
 pub(crate) fn check(what: &str, name: &str) -> Result<()> {
-    if is_valid(name) {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "`{name}` cannot be the name of a {what} in a backup store: it needs 2 or more letters, digits, `_`, `.` and `-`, \
-         of which the first is a letter or digit"
-    )))
+    if is_valid(name) { Ok(()) } else { Err(refused(what, name, "2 or more letters")) }
 }
 
-/// Refuses what shall not be the name of a new volume or backup. Longer names that are there already, others have given.
+/// Refuses what cannot be the name of a volume or backup in either layout.
+pub(crate) fn check_any(what: &str, name: &str) -> Result<()> {
+    if is_name(name) { Ok(()) } else { Err(refused(what, name, "letters")) }
+}
+
+fn refused(what: &str, name: &str, letters: &str) -> Error {
+    Error::invalid(format!(
+        "`{name}` cannot be the name of a {what} in a backup store: it needs {letters}, digits, `_`, `.` and `-`, of which \
+         the first is a letter or digit"
+    ))
+}
+
+/// Refuses names that are too long for a new volume or backup. Longer names that are there already, others have given.
 pub(crate) fn check_new(what: &str, name: &str) -> Result<()> {
-    check(what, name)?;
     if name.len() <= LONGEST {
         return Ok(());
     }
@@ -232,6 +243,8 @@ mod tests {
         }
         for name in ["", "a", ".a", "-a", "a/b", "a b", "ä1", "..", "a\n"] {
             assert!(!is_valid(name), "{name}");
+            // In a repository, which has no paths of names.
+            assert_eq!(is_name(name), name == "a", "{name}");
         }
         assert!(check_new("backup", &"x".repeat(200)).is_ok());
         assert!(check_new("backup", &"x".repeat(201)).is_err());

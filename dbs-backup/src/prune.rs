@@ -4,7 +4,6 @@
 //! backup may be the newest of its day and of its month. Periods are those of UTC.
 
 use crate::lock::Kind;
-use crate::names;
 use crate::pool::Work;
 use crate::remove::Removed;
 use crate::store::BackupStore;
@@ -129,7 +128,7 @@ impl BackupStore {
         work: &mut Work<'_>,
     ) -> Result<Option<Removed>> {
         self.begin();
-        names::check("volume", volume)?;
+        self.check_name("volume", volume)?;
         // A repository needs no lock: what is deleted can be judged again at any time.
         let lock = match &self.repository {
             Some(_) => None,

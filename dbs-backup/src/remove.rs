@@ -67,8 +67,8 @@ impl BackupStore {
         work: &mut Work<'_>,
     ) -> Result<Removed> {
         self.begin();
-        names::check("volume", volume)?;
-        backups.iter().try_for_each(|backup| names::check("backup", backup))?;
+        self.check_name("volume", volume)?;
+        backups.iter().try_for_each(|backup| self.check_name("backup", backup))?;
         if let Some(repository) = &self.repository {
             let found = repository.remove(volume, backups)?;
             return Ok(Removed { found, ..Removed::default() });
@@ -123,7 +123,7 @@ impl BackupStore {
     /// rest.
     pub fn remove_volume(&self, volume: &str, work: &mut Work<'_>) -> Result<()> {
         self.begin();
-        names::check("volume", volume)?;
+        self.check_name("volume", volume)?;
         if let Some(repository) = &self.repository {
             return repository.remove_volume(volume);
         }

@@ -62,7 +62,7 @@ impl BackupStore {
     /// `NotFound`; `Busy` if somebody deletes backups of the volume, or if the backup is in progress; `Corrupt`.
     pub fn restore(&self, volume: &str, backup: &str) -> Result<Restoration<'_>> {
         self.begin();
-        names::check("volume", volume)?;
+        self.check_name("volume", volume)?;
         let lock = self.lock_work(volume)?;
         let config = self.volume_to_restore(volume, Some(backup))?;
         let backup = self.complete_backup(volume, backup)?;

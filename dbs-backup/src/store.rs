@@ -5,7 +5,7 @@ use crate::lock::{Kind, Lock, Times};
 use crate::names::{self, BlockName};
 use crate::objects::{self, Bytes, Directory, Objects, azure, mount, s3};
 use crate::pool::{self, Work};
-use crate::repository::{self, Collected, InitOptions, Repository, Secret};
+use crate::repository::{self, Collected, InitOptions, KeyInfo, Repository, Secret};
 use crate::url::Url;
 use dbs_core::{Error, ErrorKind, Result};
 use std::collections::HashSet;
@@ -72,6 +72,33 @@ impl BackupStore {
         repository::init(&self.objects, options)
     }
 
+    /// Makes a repository as a user has asked for it, who has given a key or none.
+    ///
+    /// # Errors
+    /// `Invalid` if it is to be encrypted and there is no key, or the other way round; as [`BackupStore::init`].
+    pub fn make_repository(&self, encrypt: bool, secret: Option<Secret>) -> Result<()> {
+        match (&secret, encrypt) {
+            (None, true) => Err(Error::invalid(
+                "set DBS_BACKUP_PASSPHRASE, DBS_BACKUP_PASSPHRASE_FILE or DBS_BACKUP_KEY_FILE to encrypt",
+            )),
+            (Some(_), false) => Err(Error::invalid(
+                "a key is given (DBS_BACKUP_...): have the repository encrypted (--encrypt), or do without it",
+            )),
+            _ => self.init(&InitOptions { secret, ..InitOptions::default() }),
+        }
+    }
+
+    /// Refuses what cannot be the name of a volume or backup (`what`) in this layout.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn check_name(&self, what: &str, name: &str) -> Result<()> {
+        match &self.repository {
+            Some(_) => names::check_any(what, name),
+            None => names::check(what, name),
+        }
+    }
+
     /// Whether it is a repository.
     #[must_use]
     pub fn is_repository(&self) -> bool {
@@ -100,6 +127,36 @@ impl BackupStore {
                 "in Longhorn's layout, `dbs backup create --full` mends damaged blocks",
             )),
         }
+    }
+
+    /// The keys that open the repository.
+    ///
+    /// # Errors
+    /// `Invalid` if it is none, or is not encrypted; those of the store.
+    pub fn keys(&self) -> Result<Vec<KeyInfo>> {
+        self.need_repository()?.list_keys()
+    }
+
+    /// Adds a key to the repository, which opens it like those that are there; returns what names it.
+    ///
+    /// # Errors
+    /// As [`BackupStore::keys`]; `Exists` if it opens the repository already; `Busy` if somebody else changes the keys.
+    pub fn add_key(&self, secret: &Secret) -> Result<String> {
+        self.need_repository()?.add_key(secret)
+    }
+
+    /// Removes a key, other than the one that was given to open the repository.
+    ///
+    /// # Errors
+    /// As [`BackupStore::keys`]; `NotFound`; `Busy` if somebody else changes the keys.
+    pub fn remove_key(&self, id: &str) -> Result<()> {
+        self.need_repository()?.remove_key(id)
+    }
+
+    fn need_repository(&self) -> Result<&Repository> {
+        self.repository
+            .as_deref()
+            .ok_or_else(|| Error::invalid(format!("{} is no repository: it has no keys", self.url)))
     }
 
     /// Opens the store in Longhorn's layout that a URL names. Credentials, endpoints and certificates come from `variable`,
@@ -203,7 +260,7 @@ impl BackupStore {
     /// # Errors
     /// `NotFound`; `Corrupt`, also if they are those of another volume.
     pub fn volume(&self, volume: &str) -> Result<VolumeConfig> {
-        names::check("volume", volume)?;
+        self.check_name("volume", volume)?;
         if let Some(repository) = &self.repository {
             return repository.volume(volume);
         }
@@ -227,8 +284,8 @@ impl BackupStore {
     /// # Errors
     /// `NotFound`; those of the store.
     pub fn modified(&self, volume: &str, backup: Option<&str>) -> Result<SystemTime> {
-        names::check("volume", volume)?;
-        backup.iter().try_for_each(|backup| names::check("backup", backup))?;
+        self.check_name("volume", volume)?;
+        backup.iter().try_for_each(|backup| self.check_name("backup", backup))?;
         if let Some(repository) = &self.repository {
             return repository.modified(volume, backup);
         }
@@ -245,7 +302,7 @@ impl BackupStore {
     /// # Errors
     /// Those of the store.
     pub fn backups(&self, volume: &str) -> Result<Vec<String>> {
-        names::check("volume", volume)?;
+        self.check_name("volume", volume)?;
         if let Some(repository) = &self.repository {
             return repository.backups(volume);
         }
@@ -261,8 +318,8 @@ impl BackupStore {
     /// # Errors
     /// `NotFound`; `Corrupt`; `Unsupported` if there is more of them than `dbs` reads.
     pub fn backup(&self, volume: &str, backup: &str) -> Result<BackupConfig> {
-        names::check("volume", volume)?;
-        names::check("backup", backup)?;
+        self.check_name("volume", volume)?;
+        self.check_name("backup", backup)?;
         if let Some(repository) = &self.repository {
             return repository.backup(volume, backup);
         }
@@ -289,7 +346,7 @@ impl BackupStore {
     /// The facts of a backup that is complete, perhaps without its blocks: a large file is read as far as they begin,
     /// if what is said up to there is all that a list needs.
     pub(crate) fn listed_backup(&self, volume: &str, backup: &str) -> Result<BackupConfig> {
-        names::check("backup", backup)?;
+        self.check_name("backup", backup)?;
         if let Some(repository) = &self.repository {
             return repository.listed(volume, backup);
         }

@@ -75,8 +75,8 @@ impl Url {
                 _ => url.options.push((key.to_owned(), value)),
             }
         }
-        url.volume.iter().try_for_each(|name| names::check("volume", name))?;
-        url.backup.iter().try_for_each(|name| names::check("backup", name))?;
+        url.volume.iter().try_for_each(|name| names::check_any("volume", name))?;
+        url.backup.iter().try_for_each(|name| names::check_any("backup", name))?;
         Ok(url)
     }
 

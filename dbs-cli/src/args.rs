@@ -122,6 +122,8 @@ pub enum BackupCommand {
     Prune(backup::Prune),
     Init(backup::Init),
     Collect(backup::Collect),
+    #[command(subcommand)]
+    Key(backup::KeyCommand),
 }
 
 /// Runs the command; most only succeed or fail.
@@ -208,6 +210,7 @@ fn run_backup(command: BackupCommand, context: &Context) -> Result<ExitCode> {
         BackupCommand::Prune(command) => command.run(context),
         BackupCommand::Init(command) => command.run(context),
         BackupCommand::Collect(command) => command.run(context),
+        BackupCommand::Key(command) => command.run(context),
     }
     .map(|()| ExitCode::SUCCESS)
 }

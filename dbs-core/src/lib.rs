@@ -58,6 +58,8 @@ pub mod format;
 pub mod io;
 #[doc(hidden)]
 pub mod limits;
+#[doc(hidden)]
+pub mod looks;
 mod meta;
 #[doc(hidden)]
 pub mod sabotage;

@@ -3,6 +3,7 @@
 use crate::convert::{Amount, to_json, to_python};
 use crate::error::{closed, invalid, raise};
 use crate::slot::{Access, Slot};
+use crate::watch::SIGNAL_INTERVAL;
 use dbs_client::any_store::AnyStore;
 use dbs_control::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, InitOptions, IoDriver, OpenOptions, Store};
@@ -13,10 +14,8 @@ use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// How often a long command looks for a signal such as Ctrl-C.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 /// Levels in what a command takes: the parameters, and labels among them.
 const PARAMS_DEPTH: u32 = 3;
 
@@ -51,14 +50,7 @@ impl Shared {
     /// # Errors
     /// `Busy` if not.
     pub fn check_process(&self) -> PyResult<()> {
-        if self.is_ours() {
-            return Ok(());
-        }
-        Err(raise(Error::busy(format!(
-            "the store was opened by process {}: a child made by fork cannot use it; open it in \
-             the child, or start processes with the method `spawn`",
-            self.process
-        ))))
+        check_process(self.process)
     }
 
     /// Whether this is the process that opened it.
@@ -124,6 +116,20 @@ impl Drop for Shared {
             let _leaked = ManuallyDrop::new(store);
         }
     }
+}
+
+/// Whether this is the process that opened a store.
+///
+/// # Errors
+/// `Busy` if not.
+pub fn check_process(process: u32) -> PyResult<()> {
+    if process == std::process::id() {
+        return Ok(());
+    }
+    Err(raise(Error::busy(format!(
+        "the store was opened by process {process}: a child made by fork cannot use it; open it in the child, or start \
+         processes with the method `spawn`"
+    ))))
 }
 
 /// Lets go of something that may have to wait for it. For destructors, which have the interpreter.

@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(resident(&buf), 0);
         buf[len - 1] = 1;
         let used = resident(&buf);
-        assert!(used >= 1 && used <= (HUGE_PAGE / BUFFER_ALIGN), "{used}");
+        assert!((1..=HUGE_PAGE / BUFFER_ALIGN).contains(&used), "{used}");
         assert!(buf[..len - 1].iter().all(|byte| *byte == 0));
         Ok(())
     }

@@ -4,6 +4,8 @@ use super::batch::Batch;
 use super::buffer::{Buf, Buffers};
 use super::epoll::Epoll;
 use super::shared::Payload;
+#[cfg(feature = "simulated")]
+use super::simulated::{Clock, Simulated};
 use super::targets::{File, Segment, Socket, Watch};
 use super::ublk::{UblkQueue, UblkRequest};
 use super::uring::Uring;
@@ -138,6 +140,8 @@ pub struct Io {
 pub(crate) enum Backend {
     Uring(Box<Uring>),
     Epoll(Box<Epoll>),
+    #[cfg(feature = "simulated")]
+    Simulated(Box<Simulated>),
 }
 
 /// Calls the method of whichever driver is in use.
@@ -146,6 +150,8 @@ macro_rules! backend {
         match &mut $io.backend {
             Backend::Uring($driver) => $call,
             Backend::Epoll($driver) => $call,
+            #[cfg(feature = "simulated")]
+            Backend::Simulated($driver) => $call,
         }
     };
 }
@@ -167,12 +173,41 @@ impl Io {
         Ok(Self { backend, buffers, deadline: None, reminder: None, stopping: false })
     }
 
+    #[cfg(feature = "simulated")]
+    pub(crate) fn simulated(options: &Options, clock: Clock) -> io::Result<Self> {
+        let buffers = Buffers::new(options.buffer_bytes)?;
+        let backend = Backend::Simulated(Box::new(Simulated::new(clock)));
+        Ok(Self { backend, buffers, deadline: None, reminder: None, stopping: false })
+    }
+
+    /// The time.
+    #[inline]
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        #[cfg(feature = "simulated")]
+        if let Backend::Simulated(driver) = &self.backend {
+            return driver.now();
+        }
+        Instant::now()
+    }
+
+    /// A connection of a simulation, by the name that it has there; of no use elsewhere.
+    #[cfg(feature = "simulated")]
+    pub fn add_simulated(&mut self, name: u64) -> Socket {
+        match &mut self.backend {
+            Backend::Simulated(driver) => Socket(driver.link(name)),
+            _ => Socket::nowhere(),
+        }
+    }
+
     /// Name of the driver in use: `io_uring` or `epoll`.
     #[must_use]
     pub fn driver(&self) -> &'static str {
         match &self.backend {
             Backend::Uring(_) => "io_uring",
             Backend::Epoll(_) => "epoll",
+            #[cfg(feature = "simulated")]
+            Backend::Simulated(_) => "simulated",
         }
     }
 
@@ -271,7 +306,7 @@ impl Io {
     ) -> io::Result<UblkQueue> {
         match &mut self.backend {
             Backend::Uring(driver) => driver.add_queue(device, queue, depth),
-            Backend::Epoll(_) => Err(io::ErrorKind::Unsupported.into()),
+            _ => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -312,11 +347,19 @@ impl Io {
     /// Whether the peer has closed the connection, or its sending side: a look at a socket that is not
     /// being received from. Whatever it sent before may still be there.
     pub fn has_hung_up(&mut self, socket: Socket) -> bool {
+        #[cfg(feature = "simulated")]
+        if let Backend::Simulated(driver) = &self.backend {
+            return driver.has_ended(socket.0);
+        }
         backend!(self, driver => driver.targets().get(socket.0))
             .is_some_and(|fd| has_hung_up(fd.as_fd()))
     }
 
     fn shutdown_as(&mut self, socket: Socket, how: nix::sys::socket::Shutdown) {
+        #[cfg(feature = "simulated")]
+        if let Backend::Simulated(driver) = &mut self.backend {
+            return driver.shutdown(socket.0);
+        }
         if let Some(fd) = backend!(self, driver => driver.targets().get(socket.0)) {
             use std::os::fd::AsRawFd;
             // Fails only where the peer was faster.
@@ -341,7 +384,7 @@ impl Io {
 
     /// Calls [`Handler::reminded`] in so long, or before: when the first of those who asked is to be reminded.
     pub fn remind_in(&mut self, wait: Duration) {
-        let time = Instant::now() + wait;
+        let time = self.now() + wait;
         self.reminder = Some(self.reminder.map_or(time, |before| before.min(time)));
     }
 

@@ -71,6 +71,8 @@ mod epoll;
 mod handler;
 mod inherited;
 mod shared;
+#[cfg(feature = "simulated")]
+mod simulated;
 mod slab;
 mod targets;
 mod thread;
@@ -82,9 +84,13 @@ pub use buffer::{BUFFER_ALIGN, Buf, Buffers};
 pub use handler::{Driver, Handler, Io, Options, has_hung_up};
 pub use inherited::inherited_sockets;
 pub use shared::{Payload, SharedBuf};
+#[cfg(feature = "simulated")]
+pub use simulated::{Clock, Left};
 pub use slab::Slab;
 pub use targets::{File, Segment, Socket, Watch};
 #[cfg(feature = "testing")]
 pub use thread::Local;
+#[cfg(feature = "simulated")]
+pub use thread::Simulation;
 pub use thread::{Remote, Thread, spawn};
 pub use uring::allowed as uring_allowed;

@@ -3,6 +3,8 @@
 
 use super::done::Done;
 use super::handler::{Backend, Handler, Io, Options, backend};
+#[cfg(feature = "simulated")]
+use super::simulated::{Clock, Left, Simulated};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -176,6 +178,74 @@ impl<H: Handler> Local<H> {
     }
 }
 
+/// A reactor without a thread and without a kernel, which takes its turns when it is told to: on a clock and with
+/// connections that a simulation has.
+#[cfg(feature = "simulated")]
+pub struct Simulation<H: Handler> {
+    turns: Turns<H>,
+}
+
+#[cfg(feature = "simulated")]
+impl<H: Handler> Simulation<H> {
+    /// A reactor by this clock.
+    ///
+    /// # Errors
+    /// No memory, no descriptor.
+    pub fn new(
+        options: &Options,
+        clock: &Clock,
+        make: impl FnOnce(&mut Io, Remote<H::Message>) -> H,
+    ) -> io::Result<Self> {
+        let inbox = Inbox::new()?;
+        let mut io = Io::simulated(options, clock.clone())?;
+        let handler = make(&mut io, Remote { inbox: Arc::clone(&inbox) });
+        let spin = Spin::new(Duration::ZERO);
+        Ok(Self { turns: Turns { io, handler, inbox, spin, batch: Vec::new() } })
+    }
+
+    /// A way to send messages to the handler.
+    #[must_use]
+    pub fn remote(&self) -> Remote<H::Message> {
+        Remote { inbox: Arc::clone(&self.turns.inbox) }
+    }
+
+    /// Whether something has happened that the handler has not been told.
+    #[must_use]
+    pub fn is_ready(&mut self) -> bool {
+        self.turns.inbox.some.load(Ordering::SeqCst)
+            || backend!(self.turns.io, driver => driver.is_ready())
+    }
+
+    /// When it is to take a turn though nothing has happened.
+    #[must_use]
+    pub fn due(&self) -> Option<Instant> {
+        [self.turns.io.deadline, self.turns.io.reminder].into_iter().flatten().min()
+    }
+
+    /// Lets the handler do what there is to do; what it has done to its connections.
+    pub fn turn(&mut self) -> Vec<Left> {
+        self.turns.turn();
+        self.driver().map(Simulated::take_left).unwrap_or_default()
+    }
+
+    /// These bytes have come on a connection.
+    pub fn come(&mut self, name: u64, bytes: &[u8]) {
+        self.driver().into_iter().for_each(|driver| driver.come(name, bytes));
+    }
+
+    /// The other side has ended a connection, or it broke.
+    pub fn end(&mut self, name: u64, error: Option<io::ErrorKind>) {
+        self.driver().into_iter().for_each(|driver| driver.end(name, error));
+    }
+
+    fn driver(&mut self) -> Option<&mut Simulated> {
+        match &mut self.turns.io.backend {
+            Backend::Simulated(driver) => Some(driver),
+            _ => None,
+        }
+    }
+}
+
 /// Ends the process if its thread panics: requests may be in the kernel, whose memory must not go
 /// away, and nobody would answer them.
 struct AbortOnPanic;
@@ -251,9 +321,12 @@ impl<H: Handler> Turns<H> {
     }
 
     fn time(&mut self) {
+        if self.io.deadline.is_none() && self.io.reminder.is_none() {
+            return;
+        }
+        let now = self.io.now();
+        let is_due = |time: &mut Option<Instant>| time.take_if(|time| *time <= now).is_some();
         let Io { deadline, reminder, .. } = &mut self.io;
-        let is_due =
-            |time: &mut Option<Instant>| time.take_if(|time| *time <= Instant::now()).is_some();
         let (ticks, reminds) = (is_due(deadline), is_due(reminder));
         if ticks {
             self.handler.tick(&mut self.io);

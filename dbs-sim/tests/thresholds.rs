@@ -1,6 +1,7 @@
 //! Every command, disturbed at each of its device operations in turn.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use dbs_sim::adopt::Below;
 use dbs_sim::threshold::{Kind, cases, run};
 use dbs_sim::{Config, Stats};
 
@@ -106,7 +107,10 @@ fn a_long_relink_cut_off_at_each_operation() {
 
 #[test]
 fn a_volume_that_leaves_its_file_cut_off_at_each_operation() {
-    let images = dbs_sim::adopt::run(&Config { tail: false, ..Config::small(3) }).unwrap();
-    println!("adopt: {images:?} images");
-    assert!(images.iter().all(|count| *count > 2), "only {images:?}");
+    for below in [Below::Zeros, Below::File] {
+        let config = Config { tail: false, ..Config::small(3) };
+        let images = dbs_sim::adopt::run(&config, below).unwrap();
+        println!("adopt, on {below:?}: {images:?} images");
+        assert!(images.iter().all(|count| *count > 2), "only {images:?}");
+    }
 }

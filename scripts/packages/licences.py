@@ -28,6 +28,13 @@ while todo:
             if any(kind["kind"] is None for kind in dependency["dep_kinds"]):
                 todo.append(dependency["pkg"])
 
+
+def texts_of(crate, patterns):
+    """Files of a crate that have one of these names."""
+    folder = pathlib.Path(crate["manifest_path"]).parent
+    return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+
+
 others = sorted((crates[node] for node in linked if crates[node]["source"]), key=lambda c: (c["name"], c["version"]))
 print(f"{package} contains these crates, which crates.io has the sources of:\n")
 texts = {}
@@ -38,8 +45,11 @@ for crate in others:
     # `A AND B` needs both.
     apache = "Apache-2.0" in re.split(r" OR |[()]", terms)
     wanted = ["NOTICE*"] if apache else ["NOTICE*", "LICEN[CS]E*", "COPYING*", "UNLICENSE*"]
-    folder = pathlib.Path(crate["manifest_path"]).parent
-    found = sorted({file for pattern in wanted for file in folder.glob(pattern) if file.is_file()})
+    found = texts_of(crate, wanted)
+    # Some crates leave the text to another one of their repository.
+    siblings = (other for other in others if all(other[key] == crate[key] for key in ("repository", "version", "license")))
+    while not apache and not found and (other := next(siblings, None)):
+        found = texts_of(other, wanted)
     assert apache or found, f"{name} ({terms}) comes without the text of its licence"
     for file in found:
         texts.setdefault(file.read_text(encoding="utf-8").strip(), []).append(name)

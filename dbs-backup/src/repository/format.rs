@@ -363,7 +363,7 @@ impl Manifest {
             || lists > LISTS_MAX
             || lists != manifest.lists.len() as u64
             || manifest.chunks > slots
-            || !names.iter().all(|name| crate::names::is_valid(name))
+            || !names.iter().all(|name| crate::names::is_name(name))
         {
             return Err(damaged(path, "what it says cannot be"));
         }

@@ -2,7 +2,7 @@
 
 use super::Id;
 use super::format::{self, CHUNK_SIZE, Config};
-use super::keys::{self, Key, Keys, Secret, Wrapped};
+use super::keys::{self, Key, Keys, Kind, Secret, Wrapped};
 use crate::names::{TEMPORARY, hex};
 use crate::objects::Objects;
 use dbs_core::{Error, ErrorKind, Result};
@@ -44,26 +44,46 @@ pub(crate) fn init(objects: &Arc<dyn Objects>, options: &InitOptions) -> Result<
     let config = Config::new(id, options.chunk_size.unwrap_or(CHUNK_SIZE), plain);
     let config = config.encode(&keys)?;
     Config::parse(&config)?;
-    // Of two at once, one at least sees the other's claim, or its config.
-    let claim = Id::new()?;
-    let path = |id: Id| format::path(&format!("clock/{}", hex(&id.0)));
-    objects.put(&path(claim), &keys.object(keys::Kind::Clock, claim).header)?;
-    let made = put_config(objects, &config, &hex(&claim.0));
-    made.and(objects.remove(&path(claim)))
+    // The config makes it a repository, and so comes last: unless somebody else is about to.
+    alone(objects, &keys, || {
+        if objects.stat(&format::path("config"))?.is_some() {
+            return Err(Error::new(ErrorKind::Exists, "there is a repository already"));
+        }
+        objects.put(&format::path("config"), &config)
+    })
 }
 
-/// Writes the config, which makes it a repository, and so comes last: unless somebody else is about to.
-fn put_config(objects: &Arc<dyn Objects>, config: &[u8], claim: &str) -> Result<()> {
-    let folder = format::path("clock");
-    if let Some(other) = objects.list(&folder)?.iter().find(|name| *name != claim) {
-        return Err(Error::busy(format!(
-            "another `dbs backup init` runs there. If it was cut off, remove {folder}/{other}"
-        )));
+/// Does what only one may do at a time: of two who begin at once, one at least sees the other's claim, and does nothing.
+pub(super) fn alone<T>(
+    objects: &Arc<dyn Objects>,
+    keys: &Keys,
+    what: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let (folder, id) = (format::path("clock"), Id::new()?);
+    let claim = hex(&id.0);
+    let path = format!("{folder}/{claim}");
+    if let Err(error) = objects.put(&path, &keys.object(Kind::Clock, id).header) {
+        // It may be there all the same.
+        let _ = objects.remove(&path);
+        return Err(error);
     }
-    if objects.stat(&format::path("config"))?.is_some() {
-        return Err(Error::new(ErrorKind::Exists, "there is a repository already"));
+    let done = objects.list(&folder).and_then(|all| match all.iter().find(|name| **name != claim) {
+        None => what(),
+        Some(other) => Err(Error::busy(format!(
+            "another `dbs backup` command that must be alone runs there. Try again; if one was cut off, remove {folder}/{other}"
+        ))),
+    });
+    let removed = objects.remove(&path);
+    done.and_then(|done| removed.map(|()| done))
+}
+
+/// Whether nothing of a repository is to be seen where its `config` may not be read: nothing is there, or none of it may be
+/// listed either.
+pub(super) fn is_hidden(objects: &Arc<dyn Objects>) -> bool {
+    match objects.list(format::BASE) {
+        Ok(names) => names.is_empty(),
+        Err(error) => error.kind() == ErrorKind::Invalid,
     }
-    objects.put(&format::path("config"), config)
 }
 
 /// Refuses a place where there is more of a repository than an `init` that was cut off leaves: it is one whose `config` is

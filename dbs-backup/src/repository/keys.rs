@@ -69,12 +69,8 @@ impl Secret {
         match [first?, second?, third?] {
             [None, None, None] => Ok(None),
             [Some(text), None, None] => Self::passphrase(&text).map(Some),
-            [None, Some(file), None] => {
-                let text = String::from_utf8(read(&file)?)
-                    .map_err(|_| Error::invalid(format!("{file} is no text")))?;
-                Self::passphrase(text.lines().next().unwrap_or_default()).map(Some)
-            }
-            [None, None, Some(file)] => Self::key_file(&file).map(Some),
+            [None, Some(file), None] => Self::passphrase_file(Path::new(&file)).map(Some),
+            [None, None, Some(file)] => Self::key_file(Path::new(&file)).map(Some),
             _ => Err(Error::invalid(format!("set one of {}, not several", names.join(", ")))),
         }
     }
@@ -86,7 +82,21 @@ impl Secret {
         Ok(Self::Passphrase(text.to_owned()))
     }
 
-    fn key_file(file: &str) -> Result<Self> {
+    /// A file whose first line is a passphrase.
+    ///
+    /// # Errors
+    /// `Invalid` if that is empty; those of reading it.
+    pub fn passphrase_file(file: &Path) -> Result<Self> {
+        let text = String::from_utf8(read(file)?)
+            .map_err(|_| Error::invalid(format!("{} is no text", file.display())))?;
+        Self::passphrase(text.lines().next().unwrap_or_default())
+    }
+
+    /// A file with a key.
+    ///
+    /// # Errors
+    /// `Invalid` if it holds none; those of reading it.
+    pub fn key_file(file: &Path) -> Result<Self> {
         let content = read(file)?;
         let text = std::str::from_utf8(&content).unwrap_or_default().trim_end();
         let key = match <Key>::try_from(content.as_slice()) {
@@ -95,7 +105,8 @@ impl Secret {
         };
         key.map(Self::KeyFile).ok_or_else(|| {
             Error::invalid(format!(
-                "{file} is no key file: it holds 32 random bytes, or 64 hexadecimal digits. `head -c 32 /dev/urandom` makes one"
+                "{} is no key file: it holds 32 random bytes, or 64 hexadecimal digits. `head -c 32 /dev/urandom` makes one",
+                file.display()
             ))
         })
     }
@@ -109,12 +120,12 @@ impl std::fmt::Debug for Secret {
 }
 
 /// A file with a secret: no device that never ends.
-fn read(file: &str) -> Result<Vec<u8>> {
+fn read(file: &Path) -> Result<Vec<u8>> {
     use std::io::Read;
     let mut content = Vec::new();
-    std::fs::File::open(Path::new(file))
+    std::fs::File::open(file)
         .and_then(|opened| opened.take(4096).read_to_end(&mut content))
-        .map_err(|e| Error::io(e, format!("reading {file}")))?;
+        .map_err(|e| Error::io(e, format!("reading {}", file.display())))?;
     Ok(content)
 }
 
@@ -161,6 +172,25 @@ impl Keys {
     /// The check of a config.
     pub fn config_check(&self, line: &[u8]) -> blake3::Hash {
         blake3::keyed_hash(&subkey(&self.key, "config", &[]), line)
+    }
+
+    /// The repository key, wrapped with a further secret.
+    ///
+    /// # Errors
+    /// `Io` without random bytes.
+    pub fn wrap(&self, secret: &Secret) -> Result<Wrapped> {
+        Wrapped::new(&self.key, self.repository, secret, false)
+    }
+
+    /// Whether a secret opens this wrapped key, and what is in it is the repository key.
+    ///
+    /// # Errors
+    /// As [`Wrapped::unwrap_key`].
+    pub fn are_in(&self, wrapped: &Wrapped, secret: &Secret) -> Result<bool> {
+        if !wrapped.is_for(secret) {
+            return Ok(false);
+        }
+        Ok(wrapped.unwrap_key(self.repository, secret)? == Some(self.key))
     }
 
     /// What seals the pieces of an object.
@@ -313,6 +343,14 @@ impl Wrapped {
             .map_err(|_| Error::invalid("the repository key cannot be wrapped"))?;
         made.wrapped = hex(&sealed);
         Ok(made)
+    }
+
+    /// What kind of secret it was made for, as the object says it.
+    pub fn kind(&self) -> &'static str {
+        match self.kind {
+            WrapKind::Passphrase => "passphrase",
+            WrapKind::KeyFile => "key-file",
+        }
     }
 
     /// Whether it was made for a secret of this kind.

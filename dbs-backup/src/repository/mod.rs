@@ -5,6 +5,8 @@ mod format;
 mod init;
 mod keys;
 mod manifests;
+mod rewrite;
+mod secrets;
 mod state;
 mod sweep;
 mod writer;
@@ -13,6 +15,7 @@ pub(crate) use format::LABELS_MAX;
 pub use init::InitOptions;
 pub(crate) use init::init;
 pub use keys::Secret;
+pub use secrets::KeyInfo;
 pub use sweep::Collected;
 pub(crate) use writer::{Ended, Writer};
 
@@ -21,7 +24,7 @@ use crate::objects::{Objects, is_verdict};
 use crate::pool::{self, Rate};
 use dbs_core::{Error, ErrorKind, Result};
 use format::{BlobKind, CONFIG_LIMIT, Config, Manifest};
-use keys::{Key, Keys, Wrapped};
+use keys::Keys;
 use state::{Location, State};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +33,6 @@ use std::time::Duration;
 
 /// Objects that are read at once, if nobody says how many.
 const AT_ONCE: usize = 8;
-/// Wrapped keys that are tried.
-const KEYS_MAX: usize = 16;
 /// Bytes that one request reads at most, of blobs that are beside each other.
 const SPAN_MAX: u64 = 16 << 20;
 /// Bytes between two blobs that are read for nothing, rather than with one more request.
@@ -60,6 +61,8 @@ impl Id {
 pub(crate) struct Repository {
     objects: Arc<dyn Objects>,
     keys: Keys,
+    /// The wrapped key that opened it; none if it is not encrypted.
+    opened_by: Option<Id>,
     chunk_size: u64,
     grace: Duration,
     stop: Arc<AtomicBool>,
@@ -92,12 +95,16 @@ impl Repository {
                     )),
                 };
             }
+            // Rights that end at Longhorn's layout, of somebody who has no repository.
+            Err(error) if error.kind() == ErrorKind::Invalid && secret.is_none() => {
+                return if init::is_hidden(objects) { Ok(None) } else { Err(error) };
+            }
             bytes => bytes?,
         };
         let (config, line, check) = Config::parse(&bytes)?;
         let id = config.id()?;
-        let key = match (config.key(), secret) {
-            (Some(key), None) => key,
+        let (key, opened_by) = match (config.key(), secret) {
+            (Some(key), None) => (key, None),
             (Some(_), Some(_)) => {
                 return Err(Error::invalid(
                     "a key is given (DBS_BACKUP_...), and the repository is not encrypted: do without the key. If it was \
@@ -116,7 +123,10 @@ impl Repository {
             (None, Some(_)) if !config.is_encrypted() => {
                 return Err(format::damaged(&format::path("config"), "its key is none"));
             }
-            (None, Some(secret)) => unwrap_key(objects, id, secret)?,
+            (None, Some(secret)) => {
+                let (key, by) = secrets::unwrap_key(objects, id, secret)?;
+                (key, Some(by))
+            }
         };
         let keys = Keys::new(key, id, config.is_encrypted());
         if keys.config_check(line) != check {
@@ -126,6 +136,7 @@ impl Repository {
         Ok(Some(Self {
             objects: Arc::clone(objects),
             keys,
+            opened_by,
             chunk_size: config.chunk_size,
             grace: Duration::from_secs(config.grace_seconds),
             stop: Arc::clone(stop),
@@ -412,37 +423,6 @@ impl Repository {
     }
 }
 
-fn unwrap_key(objects: &Arc<dyn Objects>, repository: Id, secret: &Secret) -> Result<Key> {
-    let mut names = objects.list(&format::path("keys"))?;
-    names.retain(|name| Id::parse(name).is_some());
-    names.sort();
-    let mut problem = None;
-    for name in names.iter().take(KEYS_MAX) {
-        let path = format::path(&format!("keys/{name}"));
-        let tried = objects.get(&path, CONFIG_LIMIT).and_then(|bytes| {
-            let wrapped: Wrapped = serde_json::from_slice(&bytes)
-                .map_err(|e| format::damaged(&path, &e.to_string()))?;
-            if wrapped.is_for(secret) { wrapped.unwrap_key(repository, secret) } else { Ok(None) }
-        });
-        match tried {
-            Ok(Some(key)) => return Ok(key),
-            Ok(None) => {}
-            // One that is damaged must not keep the others from being tried.
-            Err(error) => problem = Some(error),
-        }
-    }
-    Err(problem.unwrap_or_else(|| {
-        let what = match (names.is_empty(), secret) {
-            (true, _) => {
-                "the keys of the repository are gone: put your copy of `dbs-repository/keys` back"
-            }
-            (false, Secret::Passphrase(_)) => "the passphrase is not that of the repository",
-            (false, Secret::KeyFile(_)) => "the key file is not that of the repository",
-        };
-        Error::invalid(what)
-    }))
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
@@ -539,5 +519,13 @@ mod tests {
         // A machine that slept, and a clock that was set back.
         assert!(repository.is_late((Instant::now(), now - grace)));
         assert!(repository.is_late((Instant::now(), now + grace)));
+        // What is condemned counts only if it was written soon.
+        let condemn = |begun| {
+            let put = repository.put_condemned_since(std::iter::once(Id([7; 16])), begun);
+            (put.map_err(|error| error.kind()), repository.ids("condemned").unwrap().len())
+        };
+        assert_eq!(condemn((Instant::now(), now)), (Ok(()), 1));
+        let begun = (Instant::now(), now - grace / 4 - Duration::from_secs(1));
+        assert_eq!(condemn(begun), (Err(ErrorKind::Busy), 1));
     }
 }

@@ -17,6 +17,9 @@ const TAIL: u64 = 16 << 10;
 /// For so long it is not looked again for what is nowhere.
 const FRESH: Duration = Duration::from_secs(10);
 
+/// What backups need.
+pub(super) type Live = HashSet<(BlobKind, BlockName)>;
+
 /// Where a blob is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Location {
@@ -47,11 +50,20 @@ struct Place {
     is_lz4: bool,
 }
 
+impl Place {
+    fn location(&self, pack: &Pack) -> Location {
+        let Self { number, offset, length, bytes, is_lz4, .. } = *self;
+        Location { pack: pack.id, number, offset, length, bytes, is_lz4 }
+    }
+}
+
 /// A pack that an index names.
 #[derive(Debug)]
 pub(super) struct Pack {
     pub id: Id,
     length: u64,
+    /// Bytes of its blobs.
+    pub blobs: u64,
     /// It is in the list of packs, with its length.
     is_there: bool,
     pub is_condemned: bool,
@@ -115,6 +127,7 @@ impl State {
             self.packs.push(Pack {
                 id: pack.id,
                 length: pack.length,
+                blobs: pack.entries.iter().map(|entry| u64::from(entry.length)).sum(),
                 is_there: self.listed.get(&pack.id) == Some(&pack.length),
                 is_condemned: self.doomed.contains(&pack.id),
             });
@@ -149,29 +162,16 @@ impl State {
     pub fn locations(&self, kind: BlobKind, name: BlockName) -> Vec<Location> {
         let mut places: Vec<_> = self.places(kind, name).collect();
         places.sort_by_key(|(_, pack)| pack.is_condemned);
-        let location = |(place, pack): (&Place, &Pack)| Location {
-            pack: pack.id,
-            number: place.number,
-            offset: place.offset,
-            length: place.length,
-            bytes: place.bytes,
-            is_lz4: place.is_lz4,
-        };
-        places.into_iter().map(location).collect()
+        places.into_iter().map(|(place, pack)| place.location(pack)).collect()
     }
 
     /// Whether a blob is there, as the document has it: in a pack that stays, and in which nothing was found damaged.
     pub fn is_there(&self, kind: BlobKind, name: BlockName) -> bool {
-        let stays = |pack: &Pack| !pack.is_condemned && !self.damaged.contains(&pack.id);
-        self.places(kind, name).any(|(_, pack)| stays(pack))
+        self.staying(kind, name).next().is_some()
     }
 
     /// Of condemned packs, the live blobs in them, with where else each can be read: in packs that nothing condemns.
-    pub fn copies(
-        &self,
-        packs: &HashSet<Id>,
-        live: &HashSet<(BlobKind, BlockName)>,
-    ) -> Vec<Copies> {
+    pub fn copies(&self, packs: &HashSet<Id>, live: &Live) -> Vec<Copies> {
         let copies = |(kind, name): &(BlobKind, BlockName)| {
             let (inside, others): (Vec<_>, Vec<_>) =
                 self.locations(*kind, *name).into_iter().partition(|at| packs.contains(&at.pack));
@@ -184,7 +184,7 @@ impl State {
 
     /// The packs of those that are there which hold a blob for which `live` says yes; with `alone` only if it is in no
     /// other pack that stays.
-    pub fn needed(&self, live: &HashSet<(BlobKind, BlockName)>, alone: bool) -> HashSet<Id> {
+    pub fn needed(&self, live: &Live, alone: bool) -> HashSet<Id> {
         let mut needed = HashSet::new();
         for (kind, name) in live {
             if !alone || !self.is_there(*kind, *name) {
@@ -192,6 +192,13 @@ impl State {
             }
         }
         needed
+    }
+
+    /// Where a blob is in packs that stay, and in which nothing was found damaged.
+    pub fn staying(&self, kind: BlobKind, name: BlockName) -> impl Iterator<Item = Location> {
+        self.places(kind, name)
+            .filter(|(_, pack)| !pack.is_condemned && !self.damaged.contains(&pack.id))
+            .map(|(place, pack)| place.location(pack))
     }
 
     /// Whether it is known of a list where it is, or that it is nowhere.
@@ -415,7 +422,7 @@ impl Repository {
         Ok(format::decode_footer(&self.keys, id, footer, length, self.chunk_size))
     }
 
-    fn index(&self, id: Id) -> Result<Vec<PackIndex>> {
+    pub(super) fn index(&self, id: Id) -> Result<Vec<PackIndex>> {
         let path = format::path(&format!("index/{}", hex(&id.0)));
         let object = self.objects.get(&path, INDEX_LIMIT)?;
         let bytes = format::open_object(&self.keys, Kind::Index, id, &path, &object)?;

@@ -2,7 +2,7 @@
 
 use super::format::{self, BlobKind, CONDEMNED_MAX, LIST};
 use super::keys::Kind;
-use super::state::Copies;
+use super::state::{Copies, Live};
 use super::{AT_ONCE, Id, Repository};
 use crate::names::{BlockName, TEMPORARY, hex};
 use crate::objects::is_verdict;
@@ -10,7 +10,8 @@ use crate::pool::{self, Rate, Work};
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::collections::HashSet;
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
 /// What a collection has done.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -29,12 +30,13 @@ pub struct Collected {
     pub condemned: u64,
     /// Bytes of these.
     pub condemned_bytes: u64,
+    /// Packs of which little was needed, which was written into others, or was there already. They count as condemned.
+    pub rewritten: u64,
+    /// Bytes that were written for that.
+    pub rewritten_bytes: u64,
     /// Seconds after which a run removes something that is condemned; none if nothing is.
     pub next_seconds: Option<u64>,
 }
-
-/// What backups need.
-type Live = HashSet<(BlobKind, BlockName)>;
 
 impl Repository {
     /// Collects.
@@ -42,7 +44,7 @@ impl Repository {
     /// # Errors
     /// `Corrupt` if a backup, an index or what is condemned cannot be read: nothing is removed then; `Interrupted`; those of
     /// the store.
-    pub fn collect(&self, work: &mut Work<'_>) -> Result<Collected> {
+    pub fn collect(self: &Arc<Self>, work: &mut Work<'_>) -> Result<Collected> {
         // First: whoever writes a manifest later has looked at what is condemned later.
         let now = self.now()?;
         self.load(work.workers, &mut || (work.progress)(0, 0))?;
@@ -53,9 +55,22 @@ impl Repository {
         self.check_whole(&live, work)?;
         self.index_orphans(now)?;
         self.remove_condemned(now, &live, &mut collected, work)?;
-        self.condemn(now, &live, &mut collected)?;
+        // Where there is no room to rewrite packs, all else is done before that is an error.
+        let (spent, problem) = match self.rewrite(now, &live, work) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error),
+            Err(error) => (HashSet::new(), Some(error)),
+            Ok((spent, written)) => {
+                (collected.rewritten, collected.rewritten_bytes) = (spent.len() as u64, written);
+                (spent, None)
+            }
+        };
+        self.condemn(now, &live, &spent, &mut collected)?;
+        self.merge_indexes(now)?;
         self.tidy(now)?;
-        Ok(collected)
+        match problem {
+            None => Ok(collected),
+            Some(error) => Err(error.context("rewriting packs of which little is needed")),
+        }
     }
 
     /// The time, by the clock of whoever keeps the objects.
@@ -249,9 +264,15 @@ impl Repository {
         })
     }
 
-    /// Condemns packs that nobody needs.
-    fn condemn(&self, now: SystemTime, live: &Live, collected: &mut Collected) -> Result<()> {
-        let (unneeded, kept) = self.unneeded(live);
+    /// Condemns packs that nobody needs, and those that were rewritten.
+    fn condemn(
+        &self,
+        now: SystemTime,
+        live: &Live,
+        spent: &HashSet<Id>,
+        collected: &mut Collected,
+    ) -> Result<()> {
+        let (unneeded, kept) = self.unneeded(live, spent);
         collected.packs = kept.0;
         collected.bytes = kept.1;
         let mut old = Vec::new();
@@ -276,10 +297,29 @@ impl Repository {
     }
 
     fn put_condemned(&self, packs: impl Iterator<Item = Id>) -> Result<()> {
+        self.put_condemned_since(packs, (Instant::now(), SystemTime::now()))
+    }
+
+    /// Condemns packs, which was begun at that time. Its time may be that at which it began, and nobody knew of it before
+    /// it ended: if that took long, it does not count.
+    pub(super) fn put_condemned_since(
+        &self,
+        packs: impl Iterator<Item = Id>,
+        begun: (Instant, SystemTime),
+    ) -> Result<()> {
         let id = Id::new()?;
         let plain: Vec<u8> = packs.flat_map(|pack| pack.0).collect();
         let object = format::seal_object(&self.keys, Kind::Condemned, id, &plain);
-        self.objects.put(&format::path(&format!("condemned/{}", hex(&id.0))), &object)
+        let path = format::path(&format!("condemned/{}", hex(&id.0)));
+        let put = self.objects.put(&path, &object);
+        if !self.took_longer(begun, self.grace / 4) {
+            return put;
+        }
+        self.objects.remove(&path)?;
+        self.objects.settle()?;
+        put.and(Err(Error::busy(
+            "the writing of what is condemned took so long that it does not count",
+        )))
     }
 
     /// Condemns the packs that were found damaged: the next backups write their chunks anew, and when no backup relies on
@@ -311,10 +351,11 @@ impl Repository {
         self.damaged().into_iter().map(format::pack_path).collect()
     }
 
-    /// The packs that hold nothing live; and how many others there are, and their bytes.
-    fn unneeded(&self, live: &Live) -> (Vec<(Id, u64)>, (u64, u64)) {
+    /// The packs that hold nothing live, or were rewritten; and how many others there are, and their bytes.
+    fn unneeded(&self, live: &Live, spent: &HashSet<Id>) -> (Vec<(Id, u64)>, (u64, u64)) {
         let state = self.state();
-        let needed = state.needed(live, false);
+        let mut needed = state.needed(live, false);
+        needed.retain(|pack| !spent.contains(pack));
         let condemned: HashSet<Id> = state.condemned.values().flatten().copied().collect();
         let (mut unneeded, mut kept) = (Vec::new(), (0, 0));
         for (id, bytes) in &state.listed {

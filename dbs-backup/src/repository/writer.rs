@@ -88,6 +88,14 @@ impl Writer {
         Ok(stored.len() as u64)
     }
 
+    /// Adds a list. It is durable after the next `flush`.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn add_list(&self, name: BlockName, ids: &[u8]) -> Result<()> {
+        self.add((BlobKind::List, name, ids.len() as u32, false), ids)
+    }
+
     fn add(&self, blob: (BlobKind, BlockName, u32, bool), stored: &[u8]) -> Result<()> {
         let (kind, name, bytes, is_lz4) = blob;
         let full = {
@@ -184,7 +192,7 @@ impl Writer {
         })?;
         let mut there = repository.proven_lists(&there)?;
         self.each_list(config, size, |name, ids| match there.insert(name) {
-            true => self.add((BlobKind::List, name, ids.len() as u32, false), ids),
+            true => self.add_list(name, ids),
             false => Ok(()),
         })?;
         Ok(lists)
@@ -295,9 +303,14 @@ impl Repository {
 
     /// Whether so much time went by that packs may have been condemned and removed.
     pub(super) fn is_late(&self, since: (Instant, SystemTime)) -> bool {
+        self.took_longer(since, self.grace / 2)
+    }
+
+    /// Whether what has begun then has taken longer than this.
+    pub(super) fn took_longer(&self, since: (Instant, SystemTime), than: Duration) -> bool {
         // One of the two clocks goes on while the machine sleeps, the other one cannot be set.
         let slept = since.1.elapsed().unwrap_or(Duration::MAX);
-        since.0.elapsed().max(slept) > self.grace / 2
+        since.0.elapsed().max(slept) > than
     }
 }
 

@@ -128,6 +128,58 @@ fn what_cannot_be_opened() {
     assert!(error.to_string().contains("s3 credential secret access key not found"));
 }
 
+/// All operations of a repository, which reads from the middle of objects.
+fn all_in_a_repository(store: BackupStore, name: &str) {
+    use dbs_backup::{InitOptions, Secret};
+    let secret = Secret::KeyFile([5; 32]);
+    let options =
+        InitOptions { secret: Some(secret.clone()), chunk_size: Some(BLOCK), cheap: true };
+    store.init(&options).expect(name);
+    let store = store.with_repository(Some(&secret)).expect(name);
+    let mut volume = volume(24, 40);
+    volume.push("two", 3 * BLOCK, b"two");
+    create(&store, "backup-1", &volume.get("one")).expect(name);
+    create(&store, "backup-2", &volume.get("two")).expect(name);
+    for (backup, snapshot) in [("backup-1", "one"), ("backup-2", "two")] {
+        let content = volume.get(snapshot).content();
+        let disk = Disk::new(vec![0; content.len()]);
+        restore(&store, backup, &disk, Onto::Empty).expect(name);
+        assert!(disk.content() == content, "{name}");
+        let found = store.verify(VOLUME, backup, true, &mut Work::new(&mut |_, _| true));
+        assert_eq!(found.expect(name).bad, [], "{name}");
+    }
+    remove_volume(&store, VOLUME).expect(name);
+    let collected = store.collect(&mut Work::new(&mut |_, _| true)).expect(name).unwrap();
+    assert_eq!((collected.backups, collected.removed), (0, 0), "{name}");
+}
+
+#[test]
+fn a_repository_on_a_server() {
+    for manner in [Manner::Well, Manner::Truncated] {
+        let (_server, endpoint) = Server::start(manner);
+        let store = open(&endpoint, "s3://bucket@region/some/path/").unwrap();
+        all_in_a_repository(store, &format!("{manner:?}"));
+    }
+}
+
+/// Rights that end at Longhorn's layout: it is used as before there were repositories, unless one can be seen, or a key is
+/// given.
+#[test]
+fn rights_for_one_layout_alone() {
+    for manner in [Manner::Tight, Manner::Tighter] {
+        let (server, endpoint) = Server::start(manner);
+        let again = || open(&endpoint, "s3://bucket@region/").unwrap();
+        let store = again().with_repository(None).unwrap();
+        assert!(!store.is_repository());
+        all_operations(&store, "rights for one layout");
+        let key = dbs_backup::Secret::KeyFile([5; 32]);
+        assert!(again().with_repository(Some(&key)).is_err(), "nothing is written in the clear");
+        server.objects.lock().unwrap().insert("dbs-repository/config".to_owned(), vec![1]);
+        let opened = again().with_repository(None);
+        assert_eq!(opened.is_err(), manner == Manner::Tight);
+    }
+}
+
 #[test]
 fn a_real_server() {
     let Ok(url) = std::env::var("S3_URL") else {
@@ -137,6 +189,11 @@ fn a_real_server() {
     let url = Url::parse(&url).unwrap();
     let variable = |name: &str| std::env::var(name).ok();
     all_operations(&BackupStore::open(&url, &variable).unwrap().without_waiting(), "a real server");
+    let repository = Url {
+        path: format!("{}/{}", url.path, dbs_backup::names::random("repository").unwrap()),
+        ..url.clone()
+    };
+    all_in_a_repository(BackupStore::open(&repository, &variable).unwrap(), "a real server");
     let wrong = |name: &str| match name {
         "AWS_SECRET_ACCESS_KEY" => Some("wrong".to_owned()),
         other => std::env::var(other).ok(),

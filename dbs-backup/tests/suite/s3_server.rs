@@ -26,6 +26,10 @@ pub enum Manner {
     Endless,
     /// Has a clock that is a day ahead, and takes no signature of ours.
     Ahead,
+    /// Lets nobody read below `dbs-repository`.
+    Tight,
+    /// Nor list what is there.
+    Tighter,
 }
 
 /// A bucket `bucket` with objects in memory.
@@ -139,6 +143,14 @@ impl Server {
             return ("404 Not Found", b"<Error><Code>NoSuchBucket</Code></Error>".to_vec());
         };
         let key = key.trim_start_matches('/').to_owned();
+        let is_denied = match self.manner {
+            Manner::Tight => key.contains("dbs-repository"),
+            Manner::Tighter => format!("{key} {}", request.query).contains("dbs-repository"),
+            _ => false,
+        };
+        if is_denied {
+            return ("403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>".to_vec());
+        }
         let mut objects = self.objects.lock().unwrap();
         match request.method.as_str() {
             "PUT" => {
@@ -165,12 +177,15 @@ impl Server {
             "GET" if key.is_empty() => ("200 OK", page(&objects, &request.query)),
             _ => objects.get(&key).map_or(absent, |content| match request.headers.get("range") {
                 Some(range) => {
-                    let last: usize = range.strip_prefix("bytes=0-").unwrap().parse().unwrap();
-                    if content.is_empty() {
+                    let (first, last) =
+                        range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+                    let (first, last): (usize, usize) =
+                        (first.parse().unwrap(), last.parse().unwrap());
+                    if content.len() <= first {
                         let text = b"<Error><Code>InvalidRange</Code></Error>".to_vec();
                         return ("416 Range Not Satisfiable", text);
                     }
-                    ("206 Partial Content", content[..content.len().min(last + 1)].to_vec())
+                    ("206 Partial Content", content[first..content.len().min(last + 1)].to_vec())
                 }
                 None => ("200 OK", content.clone()),
             }),
@@ -234,7 +249,8 @@ fn page(objects: &BTreeMap<String, Vec<u8>>, query: &str) -> Vec<u8> {
         text += &if is_folder {
             format!("<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>")
         } else {
-            format!("<Contents><Key>{name}</Key><Size>1</Size></Contents>")
+            let size = objects[&name].len();
+            format!("<Contents><Key>{name}</Key><Size>{size}</Size></Contents>")
         };
     }
     (text + "</ListBucketResult>").into_bytes()

@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 const START_PATIENCE: Duration = Duration::from_secs(120);
 /// How long one may take that somebody else started, and that has the store already.
 const OTHER_PATIENCE: Duration = Duration::from_secs(15);
+/// How long to wait for the end of a server that was started for nothing; it stays if others use it.
+const END_PATIENCE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
 /// Make a block device of a volume or snapshot.
@@ -79,13 +81,26 @@ impl Attach {
             });
         }
         let key = store_key(&store)?;
-        let server = match find_server(&store, &context.runtime_dir()) {
+        let (server, child) = match find_server(&store, &context.runtime_dir()) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 start(context, &store, &key, self.checksum_cache)?
             }
-            other => other?,
+            other => (other?, None),
         };
-        show_attached(context, server.call(&request, &mut |_| true)?)
+        let attached = server.call(&request, &mut |_| true);
+        drop(server);
+        if let (Err(_), Some(mut child)) = (&attached, child) {
+            wait_for_end(&mut child);
+        }
+        show_attached(context, attached?)
+    }
+}
+
+/// Waits for a server that was started for nothing to let the store go, as it does by itself.
+fn wait_for_end(child: &mut Child) {
+    let deadline = Instant::now() + END_PATIENCE;
+    while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+        thread::sleep(POLL);
     }
 }
 
@@ -111,13 +126,13 @@ fn connect(context: &Context, key: &str) -> Result<RemoteStore> {
     RemoteStore::connect(&socket_path(&context.runtime_dir(), key), key)
 }
 
-/// Starts a server of the store in the background, and connects to it.
+/// Starts a server of the store in the background, and connects to it; or to the one that somebody else has started.
 fn start(
     context: &Context,
     store: &Path,
     key: &str,
     checksum_cache: Option<u64>,
-) -> Result<RemoteStore> {
+) -> Result<(RemoteStore, Option<Child>)> {
     let log_path = socket_path(&context.runtime_dir(), key).with_extension("log");
     let starting = |e: io::Error| Error::io(e, "starting a server of the store");
     let runtime_dir = std::path::absolute(context.runtime_dir()).map_err(starting)?;
@@ -146,12 +161,12 @@ fn start(
     loop {
         match connect(context, key) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            other => return other,
+            other => return Ok((other?, Some(child))),
         }
         match ended(&mut child, &log_path, before)? {
             // Who has the store may be a server that was started a moment ago.
             Some(error) if error.kind() == ErrorKind::Busy => {
-                return connect_soon(context, key)?.ok_or(error);
+                return Ok((connect_soon(context, key)?.ok_or(error)?, None));
             }
             Some(error) => return Err(error),
             None => {}

@@ -1,6 +1,6 @@
 //! `dbs volume export`.
 
-use super::taken::{remove, take, taken_at};
+use super::taken::{remove, take};
 use crate::confirm::confirm;
 use crate::context::{Context, typed};
 use crate::output;
@@ -20,6 +20,7 @@ use dbs_transfer::{
     BlockAccess, Copied, EXPORT_LABEL, EXPORT_NAME, check_same, check_whole, export_path,
     export_stream, is_of_export,
 };
+use dbs_volume_backup::taken::taken_at;
 use jiff::{SignedDuration, Timestamp};
 use std::fmt::Display;
 use std::io::{self, IsTerminal};

@@ -269,7 +269,7 @@ const ATTACHED_POLL: Duration = Duration::from_millis(200);
 const ATTACHED_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Waits for a signal, or until nothing is attached and no command or NBD client uses the store any more; says
-/// which it was.
+/// which it was. Who started the server for a device that there cannot be has no more use for it.
 fn wait_while_attached(serving: &Serving, signals: &mut Signals) -> String {
     let mut last = Instant::now() + ATTACHED_PATIENCE;
     loop {
@@ -279,7 +279,7 @@ fn wait_while_attached(serving: &Serving, signals: &mut Signals) -> String {
         let now = Instant::now();
         if !serving.is_idle() {
             last = now;
-        } else if now > last {
+        } else if now > last || serving.devices().were_asked_for() {
             return "nothing is attached".to_owned();
         }
         thread::sleep(ATTACHED_POLL);

@@ -5,20 +5,8 @@ use crate::spec::SnapshotSpec;
 use crate::target::Target;
 use dbs_control::api::Request;
 use dbs_core::Result;
-use dbs_core::info::{Labels, SnapshotInfo};
-use jiff::Timestamp;
-use jiff::civil::DateTime;
-use jiff::tz::TimeZone;
-
-/// How the time of a snapshot is written in its name.
-const TIME: &str = "%Y%m%dT%H%M%S.%3fZ";
-
-/// When a snapshot of this name was taken by [`take`] for `what`.
-pub fn taken_at(name: &str, what: &str) -> Option<Timestamp> {
-    let time = name.strip_prefix(what)?.strip_prefix('-')?;
-    let time = DateTime::strptime("%Y%m%dT%H%M%S.%fZ", time).ok()?;
-    Some(time.to_zoned(TimeZone::UTC).ok()?.timestamp())
-}
+use dbs_core::info::SnapshotInfo;
+use dbs_volume_backup::taken::taking;
 
 /// Takes one, called `WHAT-TIME`, with a label.
 ///
@@ -31,13 +19,7 @@ pub fn take(
     what: &str,
     (label, value): (&str, &str),
 ) -> Result<SnapshotSpec> {
-    let request = Request::SnapshotCreate {
-        volume: volume.to_owned(),
-        snapshot: format!("{what}-{}", Timestamp::now().strftime(TIME)),
-        labels: Labels::from([(label.to_owned(), value.to_owned())]),
-        system: true,
-        rebuilding: None,
-    };
+    let request = taking(volume, what, (label, value));
     let taken: SnapshotInfo = typed(target.call(context, &request)?)?;
     Ok(SnapshotSpec { volume: taken.volume, snapshot: taken.name })
 }
@@ -53,7 +35,8 @@ pub fn remove(context: &Context, target: &Target, spec: &SnapshotSpec) -> Result
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use dbs_volume_backup::taken::{TIME, taken_at};
+    use jiff::Timestamp;
 
     #[test]
     fn a_name_says_when_it_was_taken() {

@@ -575,6 +575,27 @@ fn backups_in_a_repository() {
     let without = backup(&place, &format!("list {url}"));
     assert!(without.exits(2, "without the key").stderr.contains("DBS_BACKUP_PASSPHRASE"));
 
+    // A second key, and no way to remove the last one.
+    let key = place.path("backup.key");
+    std::fs::write(&key, [9; 32]).unwrap();
+    let add = format!("key add {url} --key-file {}", key.display());
+    keyed(&format!("key add {url}")).exits(2, "no new key");
+    let added = keyed(&add).ok("add").json()["id"].as_str().unwrap().to_owned();
+    keyed(&add).exits(13, "it is there");
+    let keys = keyed(&format!("key list {url}")).ok("list").json();
+    let used = keys.as_array().unwrap().iter().find(|key| key["used"] == true).unwrap();
+    assert_eq!(used["kind"], "passphrase");
+    keyed(&format!("key remove {url} {}", used["id"].as_str().unwrap())).exits(2, "the own one");
+    let mut other = place.bare();
+    other.env("DBS_BACKUP_KEY_FILE", &key).args(["backup", "key", "list", &url]);
+    let shown = run(&mut other).ok("by the other key");
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let line = shown.lines().find(|line| line.starts_with(&added)).unwrap();
+    assert!(line.contains("key-file") && line.ends_with("in use"), "{shown}");
+    keyed(&format!("key remove {url} {added}")).ok("remove");
+    run(&mut other).exits(2, "its key is gone");
+    keyed(&format!("key remove {url} {added}")).exits(10, "it is gone");
+
     place.dbs("volume create vol 9000KiB").ok("create");
     write(&place, 0, &[1; 8192]);
     write(&place, 5 << 20, &[2; 3 << 20]);

@@ -1,7 +1,10 @@
-//! What documents point to is there: files and headings of links, and the paths of the code they name.
+//! What documents point to is there: files and headings of links, and the paths of the code they name. The book has
+//! every page and every command.
 
+use crate::support::{Place, listing, run};
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
+use std::process::Command;
 
 /// Folders that are not part of the sources.
 const SKIPPED: [&str; 4] = ["target", ".git", "dbs-data", "node_modules"];
@@ -108,6 +111,52 @@ fn links_lead_somewhere() {
     }
     assert!(looked_at > 100, "only {looked_at} links found");
     assert!(wrong.is_empty(), "these links lead nowhere:\n{}", wrong.join("\n"));
+}
+
+/// `make book` lists the decisions.
+#[test]
+fn the_book_has_every_page_once() {
+    let root = root();
+    let mut pages = BTreeSet::new();
+    files(&root, Path::new("docs"), &mut pages);
+    let decision = |path: &Path| path.to_str().unwrap().starts_with("docs/decisions/0");
+    pages.retain(|path| path.extension().is_some_and(|e| e == "md") && !decision(path));
+    let contents = Path::new("docs/SUMMARY.md");
+    assert!(pages.remove(contents));
+    let text = std::fs::read_to_string(root.join(contents)).unwrap();
+    let listed: Vec<_> = links(&text).iter().map(|link| resolved(contents, link)).collect();
+    let once: BTreeSet<_> = listed.iter().cloned().collect();
+    assert_eq!(listed.len(), once.len(), "a page is listed twice: {listed:?}");
+    let missing: Vec<_> = pages.difference(&once).collect();
+    assert!(missing.is_empty(), "docs/SUMMARY.md lacks {missing:?}");
+}
+
+/// What `make book` makes of the texts of `--help` has each command that has a manual page.
+#[test]
+fn the_book_has_every_command() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        println!("SKIPPED the commands in the book: needs python3");
+        return;
+    }
+    let place = Place::new();
+    place.dbs("man pages").ok("man");
+    let pages: BTreeSet<_> = listing(&place.path("pages"))
+        .iter()
+        .map(|name| name.trim_end_matches(".1").to_owned())
+        .collect();
+    let script = root().join("scripts/book.py");
+    let made =
+        run(Command::new("python3").arg(script).args(["commands", env!("CARGO_BIN_EXE_dbs")]))
+            .ok("book.py");
+    let text = made.text();
+    let headings: BTreeSet<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("## `")?.strip_suffix('`'))
+        .map(|command| command.replace(' ', "-"))
+        .collect();
+    assert!(pages.len() > 40, "{pages:?}");
+    assert_eq!(headings, pages);
+    assert!(text.contains("\nUsage: dbs volume create "), "{text}");
 }
 
 /// The code that `ARCHITECTURE.md` and `docs/internals` name, in text, tables and pictures.

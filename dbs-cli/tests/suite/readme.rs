@@ -1,10 +1,9 @@
-//! The examples of README.md and docs/tour.md: they run, and print what they are said to print.
+//! The examples of README.md, docs/tour.md and docs/tutorials: they run, and print what they are said to print.
 
+use crate::support::can_mount;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Programs the examples use besides `dbs`.
-const PROGRAMS: [&str; 3] = ["mke2fs", "nbdinfo", "nbdcopy"];
 /// Ends the output of each command; the exit code follows.
 const MARK: &str = "==end of command==";
 
@@ -16,17 +15,36 @@ struct Example {
 
 #[test]
 fn the_examples_of_the_readme_run_and_print_what_they_should() {
-    examples_run("README.md", 12);
+    examples_run("README.md", 12, &["mke2fs", "nbdinfo", "nbdcopy"]);
 }
 
 #[test]
 fn the_examples_of_the_tour_run_and_print_what_they_should() {
-    examples_run("docs/tour.md", 30);
+    examples_run("docs/tour.md", 30, &["mke2fs", "nbdinfo", "nbdcopy"]);
 }
 
-/// Runs the examples of a page; there are at least so many.
-fn examples_run(page: &str, least: usize) {
-    if let Some(missing) = PROGRAMS.into_iter().find(|program| !is_there(program)) {
+#[test]
+fn a_host_of_virtual_machines_is_as_the_tutorial_says() {
+    let programs = ["qemu-img", "qemu-system-x86_64"];
+    examples_run("docs/tutorials/virtual-machines.md", 30, &programs);
+}
+
+#[test]
+fn a_homelab_is_as_the_tutorial_says() {
+    examples_run("docs/tutorials/homelab.md", 29, &["mke2fs", "nbdcopy"]);
+}
+
+#[test]
+fn a_file_comes_out_of_a_snapshot_as_the_tutorial_says() {
+    if can_mount() {
+        let programs = ["mke2fs", "debugfs", "nbdcopy"];
+        examples_run("docs/tutorials/file-from-snapshot.md", 19, &programs);
+    }
+}
+
+/// Runs the examples of a page, of which there are at least so many, with these programs beside `dbs`.
+fn examples_run(page: &str, least: usize, programs: &[&str]) {
+    if let Some(missing) = programs.iter().find(|program| !is_there(program)) {
         println!("SKIPPED: the examples of {page} need {missing}");
         return;
     }
@@ -74,7 +92,10 @@ fn examples(text: &str) -> Vec<Example> {
             }
             (true, None) => {
                 let last = examples.last_mut().expect("a block begins with a command");
-                last.output += &format!("{line}\n");
+                match line.strip_prefix("> ").filter(|_| last.command.ends_with('\\')) {
+                    Some(rest) => last.command += &format!("\n{rest}"),
+                    None => last.output += &format!("{line}\n"),
+                }
             }
         }
     }

@@ -47,6 +47,7 @@ use crate::format::slots::{
 use crate::format::{Geometry, RegionKind};
 use crate::info::DataPlace;
 use crate::limits::ROOM_BLOCKS;
+use crate::looks;
 use crate::units::{BLOCK_BYTES, DeviceExtent, SnapshotId, VolumeId};
 use alloc::{Allocator, FreeSet};
 use counts::IoCounts;
@@ -300,11 +301,13 @@ impl Meta {
     /// # Panics
     /// If there is none: ids are proven at load and never reused while referenced.
     pub fn snapshot(&self, id: SnapshotId) -> &Snapshot {
+        looks::one();
         self.snapshots[id.index() - 1].as_ref().expect("snapshot ids in use are live")
     }
 
     /// A snapshot by an id that may be anything.
     pub fn try_snapshot(&self, id: SnapshotId) -> Option<&Snapshot> {
+        looks::one();
         self.snapshots.get(id.index().wrapping_sub(1))?.as_ref()
     }
 
@@ -333,6 +336,7 @@ impl Meta {
     /// All snapshots in use, heads and deleted ones included, by id.
     pub fn snapshots(&self) -> impl Iterator<Item = (SnapshotId, &Snapshot)> {
         let all = self.snapshots.iter().enumerate();
+        let all = all.inspect(|_| looks::one());
         all.filter_map(|(index, s)| Some((SnapshotId(index as u32 + 1), s.as_ref()?)))
     }
 

@@ -171,8 +171,8 @@ impl Sums {
         self.read_only = read_only;
     }
 
-    /// The time now. If the clock was set back, nothing has changed later than now: groups would stay open for as long as
-    /// it was set back by.
+    /// The time now. If the clock was set back, what changed by the time before changed now: its groups
+    /// would be left open until the clock is there again.
     pub fn tick(&mut self, now_ns: u64) {
         if now_ns < self.now_ns {
             self.groups.values_mut().for_each(|group| group.changed_by(now_ns));

@@ -406,6 +406,11 @@ impl Meta {
         self.append(&Record::Drop { index: id.0 - 1, volume: volume.0 });
     }
 
+    /// Whether the table has no place for so many snapshots, and something is deleted that leaves some.
+    pub fn wants_slots(&self, count: u32) -> bool {
+        self.snapshots_free.count() < count && !self.deleting.is_empty()
+    }
+
     /// The slot the next snapshot gets; nothing is changed but the high-water mark.
     pub(super) fn next_snapshot(&mut self) -> Step<SnapshotId> {
         let Some(slot) = self.snapshots_free.lowest() else {

@@ -7,6 +7,7 @@ use super::{Meta, Snapshot, Step, Stop};
 use crate::info::{RangeState, Usage};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::cmp::Ordering;
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// What volume extents show of which no layer has an entry.
@@ -52,7 +53,9 @@ impl Meta {
         let snapshot = self.snapshot(id);
         let scope = if snapshot.head() { Scope::Volume(snapshot.volume) } else { Scope::One(id) };
         let mut next = first;
-        for _ in 0..self.extents_per_hold(id) {
+        let (depth, mut looks) = (self.depth(id), 0);
+        while looks < LAYERS_PER_HOLD {
+            looks += depth;
             let Some(logical) = self.next_entry(id, next) else {
                 let own = u64::from(snapshot.layer.extents());
                 let (allocated, more) = match scope {
@@ -64,7 +67,7 @@ impl Meta {
                 usage.reclaimable += more * self.geometry.extent_bytes;
                 return Ok(None);
             };
-            let found = self.visible(id, logical, scope);
+            let found = self.visible(id, logical, scope, &mut looks);
             let found = found.and_then(|seen| Ok((seen, self.merge_frees(scope, logical)?)));
             let ((all, alone), is_freed) = match found {
                 Err(_) if next > first => break,
@@ -346,8 +349,15 @@ impl Meta {
         Bits::range(&(0..self.blocks_per_extent()))
     }
 
-    /// Data blocks of a volume extent that a snapshot shows, and those nothing else shows.
-    fn visible(&self, id: SnapshotId, logical: u32, scope: Scope) -> Result<(u32, u32), Away> {
+    /// Data blocks of a volume extent that a snapshot shows, and those nothing else shows. The layers that are asked add to
+    /// `looks`: beside many clones these are many.
+    fn visible(
+        &self,
+        id: SnapshotId,
+        logical: u32,
+        scope: Scope,
+        looks: &mut u64,
+    ) -> Result<(u32, u32), Away> {
         let mut open = self.all_blocks();
         let mut elsewhere = Bits::default();
         let (mut all, mut alone) = (0, 0);
@@ -362,7 +372,11 @@ impl Meta {
                 elsewhere = self.all_blocks();
             }
             for child in snapshot.children.iter().filter(|child| **child != below.0) {
-                let seen = self.seen(SnapshotId(*child), logical, self.all_blocks(), scope)?;
+                let asked = open.without(&elsewhere);
+                if asked.is_empty() {
+                    break;
+                }
+                let seen = self.seen(SnapshotId(*child), logical, asked, scope, looks)?;
                 elsewhere = elsewhere.or(&seen);
             }
             let (data, zero) = self.held(at, logical)?;
@@ -380,10 +394,18 @@ impl Meta {
 
     /// Which of a parent's blocks are seen through a child by anything that counts. With a stack
     /// of its own: chains are as long as the snapshot table.
-    fn seen(&self, id: SnapshotId, logical: u32, blocks: Bits, scope: Scope) -> Result<Bits, Away> {
+    fn seen(
+        &self,
+        id: SnapshotId,
+        logical: u32,
+        blocks: Bits,
+        scope: Scope,
+        looks: &mut u64,
+    ) -> Result<Bits, Away> {
         let mut seen = Bits::default();
         let mut open = vec![(id, blocks)];
         while let Some((id, blocks)) = open.pop() {
+            *looks += 1;
             let snapshot = self.snapshot(id);
             let (data, zero) = self.held(id, logical)?;
             let left = blocks.without(&data).without(&zero).without(&seen);
@@ -421,11 +443,23 @@ impl Meta {
 
     /// Extents of a volume's layers, and those whose layers no other volume builds on.
     fn volume_extents(&self, volume: VolumeId) -> (u64, u64) {
+        let of_it = || self.snapshots().filter(|(_, snapshot)| snapshot.volume == volume);
+        let is_foreign = |child: &u32| self.snapshot(SnapshotId(*child)).volume != volume;
+        // Upwards, and each once: seen from above, a chain would be walked for each of its snapshots.
+        let mut built_on = HashSet::new();
+        for (id, _) in of_it().filter(|(_, snapshot)| snapshot.children.iter().any(is_foreign)) {
+            let above = self.chain(id).take_while(|at| self.snapshot(*at).volume == volume);
+            for at in above {
+                if !built_on.insert(at.0) {
+                    break;
+                }
+            }
+        }
         let (mut allocated, mut reclaimable) = (0, 0);
-        for (_, snapshot) in self.snapshots().filter(|(_, s)| s.volume == volume) {
+        for (id, snapshot) in of_it() {
             let extents = u64::from(snapshot.layer.extents());
             allocated += extents;
-            if !self.foreign_below(snapshot, volume) {
+            if !built_on.contains(&id.0) {
                 reclaimable += extents;
             }
         }

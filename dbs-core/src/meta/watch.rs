@@ -60,6 +60,7 @@ impl Meta {
         let per_extent = u64::from(self.blocks_per_extent());
         let mut shown = Vec::new();
         let mut next = first;
+        let most = most.min(self.extents_per_hold(id) as usize);
         for _ in 0..most {
             let held = self.next_held(id, next);
             // Behind the end nothing is shown, whatever layers hold there.

@@ -66,6 +66,7 @@ impl Store {
         let labels = encode_base(file.identity())?;
         // What is refused leaves the store to those who do not know bases.
         self.inner.meta().check_new_volume(name, size)?;
+        self.make_slots(2)?;
         self.inner.announce_bases()?;
         let [volume, head] = self.inner.births(None);
         let births = [volume, head, self.inner.birth()];
@@ -166,6 +167,7 @@ impl Inner {
         if superblock.incompat & INCOMPAT_BACKED != 0 {
             return Ok(());
         }
+        self.look_for_command()?;
         self.update_superblock(|superblock| superblock.incompat |= INCOMPAT_BACKED)
     }
 

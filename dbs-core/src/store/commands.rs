@@ -7,21 +7,29 @@ use super::identity::{as_uuid, uuid_text};
 use super::{Hold, Inner, SnapshotOptions, Store, still_named};
 use crate::error::{Error, ErrorKind, Result};
 use crate::info::{SnapshotInfo, StoreInfo, Usage, VolumeInfo, VolumeIo};
-use crate::meta::Meta;
 use crate::meta::locks::Space;
 use crate::meta::tree::{Birth, check_size};
+use crate::meta::{self, Meta};
 use crate::units::{BLOCK_BYTES, SnapshotId};
 use crate::volume::Volume;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Volumes looked at before others have their turn.
-const VOLUMES_AT_ONCE: usize = 256;
+/// Layers that are looked at for a list of volumes before others have their turn.
+const LAYERS_AT_ONCE: u64 = 4096;
+/// What a volume takes beside, counted in layers.
+const LAYERS_PER_VOLUME: u64 = 16;
 
 /// The longest time for which a walk over much metadata rests between two steps: as long as a step takes, but for what it
 /// waits for the device.
 const LONGEST_REST: Duration = Duration::from_millis(2);
+
+/// Rests between two steps of a walk. Who asks again at once gets the metadata before those who wait for it: requests had
+/// hardly a turn.
+fn rest_since(begun: Instant) {
+    std::thread::sleep(begun.elapsed().min(LONGEST_REST));
+}
 
 impl Store {
     /// Facts about the store.
@@ -78,12 +86,12 @@ impl Store {
         (0..times).for_each(|_| self.inner.meta().shrink_bitmaps());
     }
 
-    /// All volumes by name. `usage` is filled only if `with_usage`, as it walks every layer.
+    /// All volumes by name: of many, or of many layers, at moments that lie a little apart. `usage` is filled only if
+    /// `with_usage`, as it walks every layer.
     #[must_use]
     pub fn volumes(&self, with_usage: bool) -> Vec<VolumeInfo> {
-        let meta = self.inner.meta();
-        let mut all: Vec<_> = meta.volumes().map(|(id, _)| volume_info(&meta, id)).collect();
-        drop(meta);
+        let mut all: Vec<_> =
+            self.volumes_with(|_| ()).into_iter().map(|(info, ())| info).collect();
         if with_usage {
             // Those that go meanwhile are not there.
             all.retain_mut(|info| {
@@ -94,26 +102,40 @@ impl Store {
         all
     }
 
-    /// All volumes, with what was read and written of each since the store was opened: of
-    /// many volumes, at moments that lie a little apart.
+    /// All volumes, with what was read and written of each since the store was opened: at moments that lie apart
+    /// as those of [`Store::volumes`] do.
     #[must_use]
     pub fn volume_io(&self) -> Vec<(VolumeInfo, VolumeIo)> {
-        let (mut all, mut first) = (Vec::new(), 0);
-        loop {
-            // Those who wait for the metadata have their turn between two pieces.
+        self.volumes_with(|volume| {
+            let (delayed, delayed_ns) = volume.pace.delays();
+            let changes = volume.writes.load(Ordering::Relaxed);
+            VolumeIo { delayed, delayed_ns, changes, ..volume.io.get() }
+        })
+    }
+
+    /// All volumes, each with what `more` says of it. What is known of one asks all layers below it, so those who wait for
+    /// the metadata have their turn in between.
+    fn volumes_with<T>(&self, more: impl Fn(&meta::Volume) -> T) -> Vec<(VolumeInfo, T)> {
+        let (mut all, mut next) = (Vec::new(), Some(0));
+        while let Some(first) = next.take() {
+            let begun = Instant::now();
             let meta = self.inner.meta();
-            let mut last = None;
-            for (id, volume) in meta.volumes_from(first).take(VOLUMES_AT_ONCE) {
-                let (delayed, delayed_ns) = volume.pace.delays();
-                let changes = volume.writes.load(Ordering::Relaxed);
-                let io = VolumeIo { delayed, delayed_ns, changes, ..volume.io.get() };
-                all.push((volume_info(&meta, id), io));
-                last = Some(id);
+            let mut looks = 0;
+            for (id, volume) in meta.volumes_from(first) {
+                if looks >= LAYERS_AT_ONCE {
+                    next = Some(id.index() - 1);
+                    break;
+                }
+                let info = volume_info(&meta, id);
+                looks += LAYERS_PER_VOLUME + info.depth;
+                all.push((info, more(volume)));
             }
-            let Some(last) = last else { return all };
-            // The index of the next.
-            first = last.0 as usize;
+            drop(meta);
+            if next.is_some() {
+                rest_since(begun);
+            }
         }
+        all
     }
 
     /// One volume with its usage.
@@ -223,8 +245,7 @@ impl Store {
                 meta.usage_step(id, first, &mut usage)
             })?;
             if next.is_some() {
-                // Who asks again at once gets the metadata before those who wait for it: requests had hardly a turn.
-                std::thread::sleep(begun.elapsed().min(LONGEST_REST));
+                rest_since(begun);
             }
         }
         Ok(usage)
@@ -255,6 +276,7 @@ impl Store {
         created_ns: Option<u64>,
         rebuilding: bool,
     ) -> Result<VolumeInfo> {
+        self.make_slots(1)?;
         let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
             let id = meta.create_volume(name, size, SnapshotId::NONE, births)?;
@@ -414,6 +436,7 @@ impl Store {
         created_ns: Option<u64>,
         rebuilding: bool,
     ) -> Result<VolumeInfo> {
+        self.make_slots(1)?;
         let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
             let (origin, parent) = meta.find_base(volume, snapshot)?;
@@ -440,6 +463,7 @@ impl Store {
     ) -> Result<SnapshotInfo> {
         self.inner.check_writable()?;
         let id = self.inner.meta().find_volume(volume)?;
+        self.make_slots(1)?;
         let mut births = self.inner.births(options.created_ns);
         self.inner.step(|meta| {
             still_named(meta, volume, id)?;

@@ -142,6 +142,7 @@ impl Inner {
         // A flush of what was written over writes nothing here.
         let writes = group.is_some() || !second.is_empty();
         let looked = if writes { self.look_elsewhere()? } else { None };
+        let begun = self.storage.may_be_shared().then(|| self.env.now_ns());
         self.write_metadata(&second, sealed.as_ref().map(|(at, bytes)| (*at, &bytes[..])))?;
         self.meta().copies_written(&second);
         let Some(group) = group else {
@@ -152,6 +153,7 @@ impl Inner {
             self.flush_storage()?;
         }
         self.note_group(&group, looked);
+        self.look_after(begun)?;
         let first = self.meta().group_durable(group);
         self.write_metadata(&first, None)?;
         let mut meta = self.meta();

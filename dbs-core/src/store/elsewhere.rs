@@ -21,6 +21,7 @@ use crate::meta::commit::Group;
 use crate::meta::load::LastSession;
 use crate::units::BLOCK_BYTES;
 use std::io;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -41,6 +42,8 @@ const SLOW_NS: u64 = 1_000_000_000;
 /// So long nobody looks after two looks in a row that did not go well. One alone may be of a moment, or of a machine
 /// that stood still: then a look is needed most.
 const REST_NS: u64 = 60_000_000_000;
+/// Places that are nearer to each other are read as one.
+const NEAR_BYTES: u64 = 64 << 10;
 /// Groups of a session after which its first one may have been written over: a ring is at least eight groups long.
 const FIRST_GROUPS: u64 = 6;
 
@@ -142,7 +145,7 @@ impl Inner {
     /// this has looked, for [`Inner::note_group`].
     ///
     /// # Errors
-    /// `Poisoned`.
+    /// `Elsewhere`.
     pub(super) fn look_elsewhere(&self) -> Result<Option<u64>> {
         if !self.storage.may_be_shared() {
             return Ok(None);
@@ -178,7 +181,7 @@ impl Inner {
     /// Looks while there is nothing to commit, if that was not just done.
     ///
     /// # Errors
-    /// `Poisoned`.
+    /// `Elsewhere`.
     pub(super) fn look_while_idle(&self) -> Result<()> {
         // A file is reached by one kernel, but for shared file systems: there it costs requests.
         if !self.storage.may_be_shared() || self.storage.resizable() {
@@ -234,7 +237,7 @@ impl Inner {
     /// was writing a group, one finds that of the other.
     ///
     /// # Errors
-    /// `Poisoned`.
+    /// `Elsewhere`.
     pub(super) fn look_begun(&self) -> Result<()> {
         if !self.storage.may_be_shared() {
             return Ok(());
@@ -244,10 +247,38 @@ impl Inner {
         looked.map_err(|sign| self.stopped(&sign))
     }
 
+    /// Before a command changes no more than the superblock: makes sure that nobody else writes the store. Who does may
+    /// have left the superblock alone, and would stop for the change.
+    ///
+    /// # Errors
+    /// `Elsewhere`, which stops all writing.
+    pub(super) fn look_for_command(&self) -> Result<()> {
+        let now = self.env.now_ns();
+        if !self.storage.may_be_shared() || self.looks.seen().at_commits.rests(now) {
+            return Ok(());
+        }
+        let look = || match self.check_sound() {
+            Ok(()) => self.look_now(now, |seen| &mut seen.at_commits),
+            Err(_) => Ok(()),
+        };
+        self.without_commits(look).map_err(|sign| self.poison_by(self.stopped(&sign)))?;
+        self.check_sound()
+    }
+
+    /// Once a group is durable whose writing began at this time: a machine or a path that stood still meanwhile may have been
+    /// taken for one that is gone.
+    ///
+    /// # Errors
+    /// `Elsewhere`.
+    pub(super) fn look_after(&self, begun: Option<u64>) -> Result<()> {
+        let took = begun.and_then(|begun| self.env.now_ns().checked_sub(begun));
+        if took.is_some_and(|took| took > SLOW_NS) { self.look_begun() } else { Ok(()) }
+    }
+
     /// Before the superblock is changed from what is known of it: makes sure that it is what is there.
     ///
     /// # Errors
-    /// `Poisoned`, which stops all writing.
+    /// `Elsewhere`, which stops all writing.
     pub(super) fn check_superblock(&self, known: &Superblock) -> Result<()> {
         if !self.storage.may_be_shared() {
             return Ok(());
@@ -299,7 +330,7 @@ impl Inner {
         let (told, own) = (self.tell(sign), self.meta().log.session);
         let here = uuid_text(&self.meta().boot);
         let text = format!("{told}. This is session {own:016x}, boot id {here}. {WAY_OUT}");
-        Error::new(ErrorKind::Poisoned, text)
+        Error::new(ErrorKind::Elsewhere, text)
     }
 
     fn find_sign(&self) -> Found {
@@ -323,22 +354,29 @@ impl Inner {
     /// Reads these blocks at once; those that can be read, and why others cannot. None of them if that has taken long:
     /// one by one it would take as long again.
     fn read_each(&self, addresses: &[u64]) -> (Vec<Option<AlignedBuf>>, Option<io::Error>) {
-        let block = |_: &u64| AlignedBuf::zeroed(BLOCK_BYTES as usize);
-        let mut blocks: Vec<AlignedBuf> = addresses.iter().map(block).collect();
-        let all = addresses.iter().zip(&mut blocks);
+        let parts = parts(addresses);
+        let buf = |part: &Range<u64>| AlignedBuf::zeroed((part.end - part.start) as usize);
+        let mut bufs: Vec<AlignedBuf> = parts.iter().map(buf).collect();
+        let all = parts.iter().zip(&mut bufs);
         let mut requests: Vec<_> =
-            all.map(|(offset, buf)| ReadRequest { offset: *offset, buf: &mut buf[..] }).collect();
+            all.map(|(part, buf)| ReadRequest { offset: part.start, buf: &mut buf[..] }).collect();
         let begun = self.env.now_ns();
-        let Err(error) = self.storage.read_many(&mut requests) else {
-            return (blocks.into_iter().map(Some).collect(), None);
-        };
-        if self.env.now_ns().saturating_sub(begun) > SLOW_NS {
-            return (Vec::new(), Some(error));
+        let read = self.storage.read_many(&mut requests);
+        if read.is_err() && self.env.now_ns().saturating_sub(begun) > SLOW_NS {
+            return (Vec::new(), read.err());
         }
-        let read = |(at, mut block): (&u64, AlignedBuf)| {
-            self.storage.read_at(*at, &mut block).is_ok().then_some(block)
+        let block = |at: &u64| {
+            let mut block = AlignedBuf::zeroed(BLOCK_BYTES as usize);
+            if read.is_err() {
+                return self.storage.read_at(*at, &mut block).is_ok().then_some(block);
+            }
+            let (part, buf) = parts.iter().zip(&bufs).find(|(part, _)| part.contains(at))?;
+            let from = (at - part.start) as usize;
+            block.copy_from_slice(buf.get(from..from + BLOCK_BYTES as usize)?);
+            Some(block)
         };
-        (addresses.iter().zip(blocks).map(read).collect(), Some(error))
+        let blocks = addresses.iter().map(block).collect();
+        (blocks, read.err())
     }
 
     /// Where a group of another session would show.
@@ -381,6 +419,21 @@ impl Inner {
         let what = format!("group {sequence} of the journal is of session {session:016x}");
         Some(Sign { what, boot })
     }
+}
+
+/// What to read for these blocks: the first one, which is the superblock's, and those in the journal, neighbours as one.
+/// Without io_uring each read is waited for before the next.
+fn parts(addresses: &[u64]) -> Vec<Range<u64>> {
+    let mut sorted = addresses.to_vec();
+    sorted.sort_unstable();
+    let mut parts: Vec<Range<u64>> = Vec::new();
+    for at in sorted {
+        match parts.get_mut(1..).and_then(<[_]>::last_mut) {
+            Some(part) if at < part.end + NEAR_BYTES => part.end = part.end.max(at + BLOCK_BYTES),
+            _ => parts.push(at..at + BLOCK_BYTES),
+        }
+    }
+    parts
 }
 
 fn address(ring: Region, place: u32) -> u64 {

@@ -27,25 +27,31 @@ fn parent_of(meta: &Meta, snapshot: &Snapshot) -> Option<String> {
 /// What is known of a volume, but for its usage.
 pub(crate) fn volume_info(meta: &Meta, id: VolumeId) -> VolumeInfo {
     let volume = meta.volume(id);
-    let is_foreign = |at: &SnapshotId| {
-        let snapshot = meta.snapshot(*at);
-        snapshot.volume != id && !snapshot.backed()
-    };
-    let foreign = meta.chain(volume.head).find(is_foreign);
+    let (mut depth, mut foreign, mut base) = (0, None, None);
+    // Once: many clones of what has many snapshots are many layers to ask.
+    for at in meta.chain(volume.head) {
+        let snapshot = meta.snapshot(at);
+        depth += 1;
+        if snapshot.backed() {
+            base = Some(at);
+        } else if snapshot.volume != id {
+            foreign = foreign.or(Some(snapshot));
+        }
+    }
     VolumeInfo {
         name: volume.name.clone(),
         uuid: uuid_text(&volume.uuid),
         size: volume.size,
         created_ns: volume.created_ns,
         parent: parent_of(meta, meta.snapshot(volume.head)),
-        origin: foreign.map(|at| spec_of(meta, meta.snapshot(at))),
+        origin: foreign.map(|foreign| spec_of(meta, foreign)),
         snapshots: volume.snapshots.len() as u64,
-        depth: meta.depth(volume.head),
+        depth,
         open: meta.is_open(id),
         rebuilding: volume.flags & VOLUME_REBUILDING != 0,
         revision: volume.revision,
         limits: volume.pace.limits(),
-        backing: meta.base_under(volume.head).map(|base| identity_of(meta, base)),
+        backing: base.map(|base| identity_of(meta, base)),
         usage: Usage::default(),
     }
 }

@@ -28,6 +28,7 @@ impl Store {
         let _step = self.inner.steps.take();
         // While it waited, the store may have been closed.
         self.inner.check_writable()?;
+        self.inner.look_for_command()?;
         let uuid = uuid.unwrap_or_else(|| as_uuid(self.inner.env.random()));
         let given = Some(uuid).filter(|uuid| *uuid != self.inner.meta().uuid);
         self.inner.update_superblock(|superblock| superblock.given = given)?;

@@ -62,6 +62,7 @@ use crate::format::{RegionKind, Superblock};
 use crate::info::Labels;
 use crate::io::{DirectIo, Storage};
 use crate::limits::SUMS_CACHE_MIN_BYTES;
+use crate::looks;
 use crate::meta::locks::{FenceId, HoldId, Space};
 use crate::meta::{Meta, Seen, Sight, Step, Stop};
 use crate::units::{BLOCK_BYTES, VolumeId, format_size};
@@ -318,6 +319,7 @@ impl Inner {
     /// written after.
     pub(crate) fn meta(&self) -> Alone<'_, Meta> {
         let (meta, is_broken) = self.meta.alone();
+        looks::begin();
         if is_broken {
             self.poison(INCONSISTENT);
         }
@@ -328,6 +330,7 @@ impl Inner {
     #[inline]
     pub(crate) fn shared(&self) -> Shared<'_> {
         let (meta, is_broken) = self.meta.share();
+        looks::begin();
         if is_broken {
             self.poison(INCONSISTENT);
         }
@@ -559,7 +562,7 @@ fn still_named(meta: &Meta, name: &str, held: VolumeId) -> Result<()> {
 
 fn poisoned(why: &str) -> Error {
     if is_written_elsewhere(why) {
-        return Error::new(crate::ErrorKind::Poisoned, why);
+        return Error::new(crate::ErrorKind::Elsewhere, why);
     }
     let text =
         format!("the store takes no more writes since an error: {why}; open the store again");

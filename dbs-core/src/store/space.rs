@@ -37,6 +37,7 @@ impl Store {
             )));
         }
         let new = old.resized(size)?;
+        self.inner.look_for_command()?;
         if self.inner.storage.size_bytes() < new.size {
             self.inner
                 .storage

@@ -15,9 +15,15 @@ use crate::sabotage::{self, Bug};
 use crate::units::{DeviceExtent, SnapshotId, VolumeId};
 use std::ops::Range;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 /// Extents given back to the device together, neighbours in one request.
 const PUNCH_EXTENTS: u64 = 16;
+/// Steps of background work that are done at most for who finds the snapshot table full.
+const SLOT_STEPS: u64 = 4096;
+/// How often, and how long each time, it waits at most for others.
+const SLOT_LOOKS: u32 = 100;
+const SLOT_WAIT: Duration = Duration::from_millis(2);
 /// Bytes copied by one batch of I/O.
 const COPY_BYTES: u64 = 4 << 20;
 
@@ -59,14 +65,34 @@ impl Store {
     #[cfg(feature = "sabotage")]
     #[doc(hidden)]
     pub fn work_beside(&self, steps: u64) -> Result<WorkReport> {
-        self.work_while(self.take_work(), steps, |merge| {
-            let mut meta = self.inner.meta();
-            let blocks = blocks_of(&meta, merge);
-            let hold = meta.locks.queue(merge.lock, blocks, true);
-            let granted = meta.locks.granted(hold);
-            meta.locks.release(hold);
-            granted
-        })
+        self.work_while(self.take_work(), steps, |merge| self.inner.is_unheld(merge))
+    }
+
+    /// Makes sure that so many snapshots have a place in the table, if what is deleted leaves some: who was told that a
+    /// deletion is done need not wait for the background. If there are none nevertheless, who creates one says so.
+    ///
+    /// The caller may have requests on their way on this thread, so it waits for nobody for long.
+    ///
+    /// # Errors
+    /// `Io`, `Poisoned`.
+    pub(super) fn make_slots(&self, count: u32) -> Result<()> {
+        let (mut left, mut patience) = (SLOT_STEPS, SLOT_LOOKS);
+        while left > 0 && patience > 0 && self.inner.meta().wants_slots(count) {
+            // A flatten or vacuum has the turn for long; who works in the background gives it up soon.
+            let did = match self.try_take_work() {
+                Some(_turn) => self.inner.work_step(left, |merge| self.inner.is_unheld(merge))?,
+                None => Did::Waits,
+            };
+            match did {
+                Did::Nothing => break,
+                Did::Steps(some) => left = left.saturating_sub(some),
+                Did::Waits => {
+                    patience -= 1;
+                    std::thread::sleep(SLOT_WAIT);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Does background work until a merge may not be done.
@@ -79,37 +105,14 @@ impl Store {
         self.inner.check_writable()?;
         let (mut done, mut waits) = (0, false);
         while done < steps {
-            let _step = self.inner.steps.take();
-            self.inner.check_writable()?;
-            let next = self.inner.step(|meta| meta.next_work(steps - done));
-            let (work, must_commit) = match next {
-                Err(error) if self.inner.put_off_next(&error) => continue,
-                next => next?,
-            };
-            match work {
-                Work::Idle => break,
-                Work::Wait => {
+            match self.inner.work_step(steps - done, &may)? {
+                Did::Nothing => break,
+                Did::Waits => {
                     waits = true;
                     break;
                 }
-                Work::Stepped => done += 1,
-                Work::Commit => {
-                    self.inner.commit()?;
-                    done += 1;
-                }
-                Work::Merge(merge) if !may(&merge) => {
-                    waits = true;
-                    break;
-                }
-                Work::Merge(merge) => {
-                    self.inner.merge(&merge)?;
-                    done += merge.extents.len() as u64;
-                }
+                Did::Steps(some) => done += some,
             }
-            if must_commit {
-                self.inner.commit()?;
-            }
-            self.inner.commit_if_long()?;
         }
         if done < steps {
             if self.inner.meta().extents.quarantined() > 0 {
@@ -201,6 +204,16 @@ impl Store {
     }
 }
 
+/// What a step of background work did.
+enum Did {
+    /// There is nothing to do.
+    Nothing,
+    /// Somebody must end what he does first.
+    Waits,
+    /// Some of what there is to do.
+    Steps(u64),
+}
+
 /// The blocks of the extents that are merged.
 fn blocks_of(meta: &Meta, merge: &Merge) -> Range<u64> {
     let ends = merge.extents.first().zip(merge.extents.last());
@@ -223,6 +236,45 @@ impl Inner {
     /// alone by writers who need space.
     pub(super) fn uses(&self) -> Uses<'_> {
         Uses(self)
+    }
+
+    /// Takes a step of the work on deleted snapshots, of `most` steps at most, unless that is a merge that may not be done.
+    fn work_step(&self, most: u64, may: impl Fn(&Merge) -> bool) -> Result<Did> {
+        let _step = self.steps.take();
+        self.check_writable()?;
+        let (work, must_commit) = match self.step(|meta| meta.next_work(most)) {
+            Err(error) if self.put_off_next(&error) => return Ok(Did::Steps(0)),
+            next => next?,
+        };
+        let done = match work {
+            Work::Idle => return Ok(Did::Nothing),
+            Work::Wait => return Ok(Did::Waits),
+            Work::Merge(merge) if !may(&merge) => return Ok(Did::Waits),
+            Work::Stepped => 1,
+            Work::Commit => {
+                self.commit()?;
+                1
+            }
+            Work::Merge(merge) => {
+                self.merge(&merge)?;
+                merge.extents.len() as u64
+            }
+        };
+        if must_commit {
+            self.commit()?;
+        }
+        self.commit_if_long()?;
+        Ok(Did::Steps(done))
+    }
+
+    /// Whether nobody holds the blocks that are merged.
+    fn is_unheld(&self, merge: &Merge) -> bool {
+        let mut meta = self.meta();
+        let blocks = blocks_of(&meta, merge);
+        let hold = meta.locks.queue(merge.lock, blocks, true);
+        let granted = meta.locks.granted(hold);
+        meta.locks.release(hold);
+        granted
     }
 
     /// Commits if background work has recorded a lot.

@@ -105,12 +105,17 @@ impl Volume {
 }
 
 impl Inner {
-    /// Zeroes a volume's blocks from inside the store, whatever its size is at the moment.
+    /// Zeroes a volume's blocks from inside the store, whatever its size is at the moment: all behind which anything may
+    /// show. The volume's I/O waits meanwhile, so it does not go on to an end that is far behind that.
     pub(crate) fn zero_behind(&self, volume: VolumeId, blocks: Range<u64>) -> Result<()> {
         let per_extent = u64::from(self.meta().blocks_per_extent());
         let step = u64::from(EXTENTS_PER_STEP) * per_extent;
         let mut next = blocks.start;
-        while next < blocks.end {
+        let shows_more = |next| {
+            let meta = self.meta();
+            meta.holds_behind(meta.volume(volume).head, (next / per_extent) as u32)
+        };
+        while next < blocks.end && (next == blocks.start || shows_more(next)) {
             let end = blocks.end.min((next / step + 1) * step);
             self.step(|meta| meta.zero_blocks(volume, next..end, true))?;
             next = end;

@@ -79,6 +79,54 @@ fn a_volume_leaves_its_file_for_the_snapshots_of_another() {
     assert!(report.is_clean(), "{report:?}");
 }
 
+/// The volume leaves its file for snapshots that rest on another one, and rests on that from then on.
+#[test]
+fn a_volume_leaves_its_file_for_snapshots_on_another_file() {
+    let sample = sample();
+    let (store, mut model) = (&sample.store, fresh(2));
+    write(store, "v", 3 * BLOCK, &[7; BLOCK], &mut model);
+    snapshot(store, "v", "later");
+    let _other = store.attach_backing(file_of(3));
+    store.create_backed("w", SIZE as u64, &file_of(3)).unwrap();
+    let mut a = fresh(3);
+    write(store, "w", EXTENT, &[0x11; EXTENT], &mut a);
+    write(store, "w", 6 * EXTENT, &[0x12; BLOCK], &mut a);
+    snapshot(store, "w", "a");
+    // All that is not the same in both files, but for what nobody shows.
+    let (mut top, content) = (a.clone(), fresh(2));
+    write(store, "w", 0, &content[..4 * EXTENT], &mut top);
+    write(store, "w", 6 * EXTENT, &[0; BLOCK], &mut top);
+    assert!(top == content);
+    snapshot(store, "w", "top");
+    store.adopt("v", "w").unwrap();
+    let same = |store: &Store, what: &str| {
+        for (spec, shown) in [("v", &model), ("v@later", &model), ("v@a", &a)] {
+            assert!(read(store, spec) == *shown, "{what}: {spec}");
+        }
+        assert_eq!(store.backing("v").unwrap().unwrap().identity, "file 3", "{what}");
+        assert_eq!(store.layers("v").unwrap().len(), 3, "{what}");
+    };
+    same(store, "at once");
+    let crashed = open(&sample.disk.fork().into(), 3, false).unwrap();
+    let file = crashed.attach_backing(file_of(3));
+    same(&crashed, "opened again");
+    finish_work(&crashed);
+    same(&crashed, "merged");
+    assert_eq!(crashed.info().volumes, 1);
+    // What it built on until then is gone; what it builds on now is not.
+    drop(file);
+    assert_eq!(
+        crashed.volume("v@a").unwrap().read_at(0, &mut [0; BLOCK]).unwrap_err().kind(),
+        ErrorKind::Io
+    );
+    crashed.close().unwrap();
+    finish_work(store);
+    same(store, "merged beside it");
+    store.flush().unwrap();
+    let report = Store::check_on(&*sample.disk).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+}
+
 #[test]
 fn what_cannot_take_the_place_of_a_file_is_refused_and_changes_nothing() {
     let sample = sample();

@@ -292,3 +292,74 @@ fn a_copy_of_a_file_reserves_the_space_of_its_metadata() {
     assert!(taken() - before > 3 << 19, "{before}, {}", taken());
     store.close().unwrap();
 }
+
+/// Found by review: in a full snapshot table a deletion that had been answered made no room for the next snapshot before the
+/// background had come to it.
+#[test]
+fn what_was_deleted_makes_room_in_the_snapshot_table() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", 1 << 20).unwrap();
+    let volume = store.volume("v").unwrap();
+    let snapshot = |name: &str| store.create_snapshot("v", name, &SnapshotOptions::default());
+    let mut names = (0..).map(|index| format!("s{index}"));
+    let mut taken = Vec::new();
+    let full = loop {
+        volume.write_at(0, &pattern(taken.len() as u8, 2 * BLOCK), false).unwrap();
+        let name = names.next().unwrap();
+        match snapshot(&name) {
+            Ok(_) => taken.push(name),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((full.kind(), taken.len()), (ErrorKind::NoSpace, 15));
+    // The oldest, whose layer is merged; one in the middle; a volume.
+    for (index, deleted) in ["s0", "s5", "s6"].into_iter().enumerate() {
+        store.delete_snapshot("v", deleted).unwrap();
+        match index {
+            0 => drop(snapshot("again").unwrap()),
+            1 => drop(store.clone_volume("v", "s4", "clone").unwrap()),
+            _ => drop(store.create_volume("new", 1 << 20).unwrap()),
+        }
+    }
+    store.delete_volume("new").unwrap();
+    drop(volume);
+    store.rollback("v", "s1").unwrap();
+    // In place of the head that was left.
+    snapshot("one").unwrap();
+    assert_eq!(snapshot("more").unwrap_err().kind(), ErrorKind::NoSpace);
+    // Two build on it, so its place stays taken.
+    store.delete_snapshot("v", "s4").unwrap();
+    assert_eq!(snapshot("more").unwrap_err().kind(), ErrorKind::NoSpace);
+    let mut bytes = vec![0; 2 * BLOCK];
+    for (spec, content) in [("v", 1), ("v@s3", 3), ("v@s7", 7), ("v@s14", 14), ("clone", 4)] {
+        store.volume(spec).unwrap().read_at(0, &mut bytes).unwrap();
+        assert!(bytes == pattern(content, 2 * BLOCK), "{spec}");
+    }
+    assert_eq!(store.check().unwrap().findings, []);
+}
+
+/// A job may have the turn for background work for hours.
+#[test]
+fn a_snapshot_that_finds_no_place_waits_for_no_job() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("base", 4 * EXTENT).unwrap();
+    store.volume("base").unwrap().write_at(0, &pattern(1, BLOCK), false).unwrap();
+    store.create_snapshot("base", "s", &SnapshotOptions::default()).unwrap();
+    store.clone_volume("base", "s", "clone").unwrap();
+    let snapshot = |name: &str| store.create_snapshot("base", name, &SnapshotOptions::default());
+    let count = (0..).take_while(|index| snapshot(&format!("s{index}")).is_ok()).count();
+    assert_eq!(count, 13);
+    store.delete_snapshot("base", "s7").unwrap();
+    let mut tried = Vec::new();
+    let flattened = store.flatten("clone", &mut |_, _| {
+        if tried.is_empty() {
+            tried.push(snapshot("more").map(drop).map_err(|error| error.kind()));
+        }
+        true
+    });
+    flattened.unwrap();
+    assert_eq!(tried, [Err(ErrorKind::NoSpace)]);
+    snapshot("more").unwrap();
+}

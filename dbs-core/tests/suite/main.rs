@@ -20,6 +20,9 @@ mod full;
 mod golden;
 mod held;
 mod layers;
+// What it asserts is counted in debug builds alone.
+#[cfg(debug_assertions)]
+mod looks;
 mod observer;
 mod paging;
 mod prune;

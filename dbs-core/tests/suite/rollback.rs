@@ -2,6 +2,7 @@
 //! layers still hold.
 
 use crate::common::{BLOCK, Mem, finish_work, init, open, pattern};
+use dbs_core::info::LayerState;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, Store};
 use std::sync::Arc;
@@ -87,7 +88,8 @@ fn a_larger_snapshot_shows_its_beginning() {
 fn a_refused_rollback_changes_nothing_and_leaks_nothing() {
     let (_, store) = sample(EXTENT + 512, true);
     store.resize_volume("v", 6 * EXTENT).unwrap();
-    // The last slots go to other volumes.
+    // What is deleted would make room. The last slots go to other volumes.
+    finish_work(&store);
     let mut filler = 0;
     while store.create_volume(&format!("filler{filler}"), 512).is_ok() {
         filler += 1;
@@ -176,4 +178,36 @@ fn a_size_that_is_refused_changes_nothing() {
         assert!(read(&store, "clone") == before, "{size}");
         assert!(store.check().unwrap().findings.is_empty(), "{size}");
     }
+}
+
+/// Found by review: a volume's I/O waited for time in proportion to its new size, not to what is there: half a minute for 64 TiB.
+#[test]
+fn growing_goes_no_further_than_what_is_there() {
+    const FAR: u64 = 100 << 20;
+    const SIZE: u64 = 1 << 30;
+    const LENGTH: u64 = BLOCK as u64;
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", SIZE).unwrap();
+    let block = pattern(1, BLOCK);
+    for at in [0, EXTENT, FAR] {
+        store.volume("v").unwrap().write_at(at, &block, false).unwrap();
+    }
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    store.clone_volume("v", "s", "c").unwrap();
+    for volume in ["v", "c"] {
+        store.resize_volume(volume, EXTENT + 512).unwrap();
+        store.resize_volume(volume, SIZE).unwrap();
+        let ranges = store.layer(volume, None).unwrap().map(0, SIZE, usize::MAX).unwrap();
+        let hides = |state| ranges.iter().filter(move |range| range.state == state);
+        let end = hides(LayerState::Zero).map(|range| range.offset + range.length).max().unwrap();
+        assert!((FAR + LENGTH..FAR + (64 << 20)).contains(&end), "{volume}: {end}");
+        let mut found = vec![1; BLOCK];
+        for at in [EXTENT + LENGTH, FAR, SIZE - LENGTH] {
+            store.volume(volume).unwrap().read_at(at, &mut found).unwrap();
+            assert!(found.iter().all(|byte| *byte == 0), "{volume}: {at}");
+        }
+    }
+    drop(store);
+    assert!(open(&disk, 3, false).unwrap().check().unwrap().findings.is_empty());
 }

@@ -62,8 +62,8 @@ pub struct Backups {
     catalog: Catalog,
     /// Its end comes before that of the locks: a backup store that is away does not hold it up.
     reader: Reader,
-    /// What is open, or was a moment ago; and when it was last seen to be.
-    open: Mutex<Vec<(Arc<OpenBackup>, Instant)>>,
+    /// What is open, or was a moment ago; and since when nobody was seen to have it open.
+    open: Mutex<Vec<(Arc<OpenBackup>, Option<Instant>)>>,
 }
 
 /// A backup as somebody has it open.
@@ -200,7 +200,7 @@ impl Backups {
         errno
     }
 
-    fn opened(&self) -> MutexGuard<'_, Vec<(Arc<OpenBackup>, Instant)>> {
+    fn opened(&self) -> MutexGuard<'_, Vec<(Arc<OpenBackup>, Option<Instant>)>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -225,21 +225,19 @@ impl Backups {
             ));
             return Err(Errno::ENFILE);
         }
-        open.push((Arc::clone(&backup), Instant::now()));
+        open.push((Arc::clone(&backup), None));
         Ok(backup)
     }
 
     /// Lets go of what nobody has open any more.
     fn sweep(&self) {
         let mut closed = Vec::new();
-        self.opened().retain_mut(|(backup, seen)| {
-            if Arc::strong_count(backup) > 1 {
-                *seen = Instant::now();
-            } else if seen.elapsed() >= LINGER {
+        self.opened().retain_mut(|(backup, since)| {
+            let ends = has_lingered(Arc::strong_count(backup) > 1, since, Instant::now());
+            if ends {
                 closed.push(Arc::clone(backup));
-                return false;
             }
-            true
+            !ends
         });
         // That asks the backup store to remove a lock, without ours.
         drop(closed);
@@ -453,5 +451,35 @@ impl Tree for Backups {
 
     fn end(&self) {
         self.reader.end();
+    }
+}
+
+/// Whether a backup is to be let go of; `since` tells since when it was seen that nobody has it open. A watcher that comes late,
+/// as the machine is busy, has not seen when that began.
+fn has_lingered(is_open: bool, since: &mut Option<Instant>, now: Instant) -> bool {
+    if is_open {
+        *since = None;
+        return false;
+    }
+    now.duration_since(*since.get_or_insert(now)) >= LINGER
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It was counted from when it was last seen to be open: who closed it after a while in which nobody looked had to wait for
+    /// a new lock.
+    #[test]
+    fn what_is_closed_lingers_however_long_nobody_looked() {
+        let (begun, mut since) = (Instant::now(), None);
+        let mut look =
+            |is_open: bool, after: Duration| has_lingered(is_open, &mut since, begun + after);
+        assert!(!look(true, Duration::ZERO));
+        assert!(!look(false, LINGER * 3));
+        assert!(!look(false, LINGER * 4 - WATCH_PATIENCE));
+        assert!(!look(true, LINGER * 5), "open again");
+        assert!(!look(false, LINGER * 6));
+        assert!(look(false, LINGER * 7));
     }
 }

@@ -25,6 +25,7 @@ if _sysconfig.get_config_var("Py_GIL_DISABLED"):
         "build of this Python (docs/python.md)"
     )
 
+from dbs._backups import BackupFile, BackupStore, Progress
 from dbs._dbs import format_size, parse_size
 from dbs._errors import (
     Busy,
@@ -46,11 +47,19 @@ from dbs._errors import (
 from dbs._files import VolumeFile
 from dbs._store import Store
 from dbs._types import (
+    Backup,
+    BackupKey,
+    BackupReport,
+    BackupVolume,
+    BadBlock,
     CheckReport,
     ChecksumInfo,
+    Collected,
+    CreatedBackup,
     DamagedRange,
     Extent,
     Finding,
+    JudgedBackup,
     ScrubReport,
     SnapshotInfo,
     StoreInfo,
@@ -61,11 +70,20 @@ from dbs._types import (
 from dbs._volumes import Snapshot, Volume
 
 __all__ = [
+    "Backup",
+    "BackupFile",
+    "BackupKey",
+    "BackupReport",
+    "BackupStore",
+    "BackupVolume",
+    "BadBlock",
     "Busy",
     "CheckReport",
     "ChecksumInfo",
     "Closed",
+    "Collected",
     "Corrupt",
+    "CreatedBackup",
     "DamagedRange",
     "Denied",
     "Elsewhere",
@@ -76,9 +94,11 @@ __all__ = [
     "Interrupted",
     "Invalid",
     "IoFailed",
+    "JudgedBackup",
     "NoSpace",
     "NotFound",
     "Poisoned",
+    "Progress",
     "ReadOnly",
     "ScrubReport",
     "Snapshot",

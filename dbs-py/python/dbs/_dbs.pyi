@@ -1,10 +1,18 @@
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, SupportsIndex, final
 
 from typing_extensions import Buffer, disjoint_base
 
-__all__ = ["Blocks", "RawStore", "WritableBlocks", "format_size", "parse_size"]
+__all__ = [
+    "Blocks",
+    "RawBackup",
+    "RawBackupStore",
+    "RawStore",
+    "WritableBlocks",
+    "format_size",
+    "parse_size",
+]
 
 def parse_size(text: str) -> int: ...
 def format_size(size: SupportsIndex) -> str: ...
@@ -31,6 +39,51 @@ class RawStore:
     def served(self) -> bool: ...
     @property
     def server_process(self) -> int | None: ...
+
+@final
+class RawBackupStore:
+    def __new__(
+        cls, url: str, variables: dict[str, str], cache: int, lock: bool
+    ) -> Self: ...
+    @staticmethod
+    def init(url: str, variables: dict[str, str], encrypt: bool) -> None: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def is_repository(self) -> bool: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def look(self, method: str, params: dict[str, Any]) -> Any: ...
+    def operate(
+        self, method: str, params: dict[str, Any], progress: Callable[[int, int], object] | None
+    ) -> Any: ...
+    def create(
+        self,
+        store: RawStore,
+        spec: str,
+        uuid: str,
+        how: dict[str, Any],
+        progress: Callable[[int, int], object] | None,
+    ) -> Any: ...
+    def restore(
+        self,
+        store: RawStore,
+        how: dict[str, Any],
+        progress: Callable[[int, int], object] | None,
+    ) -> None: ...
+    def open(self, volume: str, backup: str) -> RawBackup: ...
+
+@final
+class RawBackup:
+    @property
+    def spec(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def pread(self, length: SupportsIndex, offset: SupportsIndex) -> bytes: ...
+    def readinto(self, buffer: Buffer, offset: SupportsIndex) -> int: ...
+    def _find(self, offset: SupportsIndex, data: bool) -> int: ...
+    def close(self) -> None: ...
 
 @disjoint_base
 class Blocks:

@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, cast
 
-from dbs import _dbs
+from dbs import _dbs, _notebook
+from dbs._backups import BackupStore
 from dbs._common import AnyPath, Closing, MissingItem, filled, size_of
 from dbs._errors import Invalid, NotFound
 from dbs._types import (
     CheckReport,
+    CreatedBackup,
     ScrubReport,
     StoreInfo,
     VolumeInfo,
@@ -28,7 +31,7 @@ class Store(Mapping[str, Volume], Closing):
 
     __slots__ = ("_raw", "_path", "_read_only", "__weakref__")
 
-    def __init__(self, raw: _dbs.RawStore, path: str, read_only: bool) -> None:
+    def __init__(self, raw: _dbs.RawStore, path: Path, read_only: bool) -> None:
         """For `open` and `init`, which are what to call."""
         self._raw = raw
         self._path = path
@@ -100,11 +103,11 @@ class Store(Mapping[str, Volume], Closing):
         xdg = os.environ.get("XDG_RUNTIME_DIR")
         cache = None if checksum_cache is None else size_of(checksum_cache)
         raw = _dbs.RawStore(path, read_only, driver, cache, configured or None, xdg or None)
-        return cls(raw, os.fspath(path), read_only)
+        return cls(raw, Path(path), read_only)
 
     @property
-    def path(self) -> str:
-        """Where it is."""
+    def path(self) -> Path:
+        """Where it is, as it was given."""
         return self._path
 
     @property
@@ -204,6 +207,22 @@ class Store(Mapping[str, Volume], Closing):
         every layer, and is zero otherwise."""
         return [VolumeInfo._of(filled(item)) for item in self._call("volume.list", usage=usage)]
 
+    def backup(
+        self, source: str, to: "BackupStore | str", *, name: str | None = None, full: bool = False
+    ) -> CreatedBackup:
+        """Backs up a volume (``"volume"``) or a snapshot (``"volume@snapshot"``) to a backup store or its
+        URL: `BackupStore.create` says how, and takes more options.
+
+        >>> store.backup("disk@first", f"vfs://{folder}", name="backup-1").base is None
+        True
+        """
+        volume, _, snapshot = source.partition("@")
+        what = self[volume][snapshot] if "@" in source else self[volume]
+        if not isinstance(to, str):
+            return to.create(what, name=name, full=full)
+        with BackupStore(to) as backups:
+            return backups.create(what, name=name, full=full)
+
     def __getitem__(self, name: str) -> Volume:
         """The volume of this name; raises `NotFound`, which here is also a `KeyError`."""
         uuid = self._uuid(name)
@@ -237,7 +256,11 @@ class Store(Mapping[str, Volume], Closing):
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else " served" if self.served else ""
-        return f"<dbs.Store {self._path!r}{state}>"
+        return f"<dbs.Store {str(self._path)!r}{state}>"
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        return _notebook.store(self)
 
     def _call(self, method: str, same: Sequence[tuple[str, str]] = (), **params: object) -> Any:
         """Runs a command, if what these names mean still has these identities."""

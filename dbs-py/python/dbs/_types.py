@@ -289,6 +289,190 @@ class TrimReport(_Record):
     """Data that was left alone, as some of it is damaged."""
 
 
+@dataclass(frozen=True, slots=True)
+class BackupVolume(_Record):
+    """A volume in a backup store. Times are texts, as the backup store has them: RFC 3339, UTC."""
+
+    url: str
+    """What names it."""
+    volume: str
+    """Its name there."""
+    size: int
+    """Bytes."""
+    created: str
+    """When its first backup was asked for."""
+    backups: int
+    """How many there are, complete or not."""
+    last_backup: str | None
+    """The last complete one."""
+    last_backup_at: str | None
+    """When that was asked for."""
+    blocks: int
+    """Blocks that it has."""
+    compression: str
+    """How they are compressed."""
+    labels: Mapping[str, str]
+    """Labels of the last backup."""
+    problem: str | None
+    """Why its facts cannot be read; the others may be empty then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backup(_Record):
+    """A backup. Times are texts, as the backup store has them: RFC 3339, UTC."""
+
+    url: str
+    """What names it."""
+    volume: str
+    """Its volume."""
+    backup: str
+    """Its name."""
+    state: Literal["complete", "in_progress", "damaged"]
+    """``"in_progress"`` is also one that was cut off; of a damaged one `problem` says why."""
+    snapshot: str
+    """The snapshot that it is of."""
+    asked_at: str
+    """When it was asked for."""
+    created: str
+    """When it was complete."""
+    size: int
+    """Bytes of its blocks."""
+    block_size: int
+    """Bytes of one."""
+    incremental: bool
+    """Whether only the differences to an earlier one were read. It is whole all the same."""
+    uploaded: int
+    """Bytes that were written for it."""
+    compression: str
+    """How blocks are compressed."""
+    labels: Mapping[str, str]
+    """Labels."""
+    parameters: Mapping[str, str]
+    """How it was made."""
+    problem: str | None
+    """Why its facts cannot be read; the others may be empty then."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedBackup(_Record):
+    """A backup that was made."""
+
+    url: str
+    """What names it."""
+    volume: str
+    """Its volume in the backup store."""
+    backup: str
+    """Its name."""
+    base: str | None
+    """The backup to which only the differences were read."""
+    size: int
+    """Bytes of its blocks."""
+    read: int
+    """Bytes that were read from the volume."""
+    uploaded: int
+    """Bytes that were written to the backup store, compressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadBlock(_Record):
+    """A block of a backup that is missing or damaged."""
+
+    offset: int
+    """The first place in the volume that needs it."""
+    block: str
+    """Its name."""
+    problem: str
+    """What is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupReport:
+    """What the verification of a backup found."""
+
+    blocks: int
+    """Blocks of the backup."""
+    different: int
+    """Different ones."""
+    read: int
+    """Bytes that were read and compared."""
+    bad: list[BadBlock]
+    """What is missing or damaged."""
+    damaged_packs: list[str]
+    """Objects of a repository in which something is damaged, perhaps only what others have, too."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it can be restored."""
+        return not self.bad
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedBackup(_Record):
+    """A backup, and the rules that keep it."""
+
+    backup: str
+    """Its name."""
+    snapshot: str
+    """The snapshot that it is of."""
+    asked_at: str
+    """When it was asked for."""
+    kept_by: list[str]
+    """``"last"``, ``"daily"`` and so on; empty for one that is deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected(_Record):
+    """What a collection in a repository did. A *pack* is an object with many blocks."""
+
+    backups: int
+    """Backups that are there."""
+    packs: int
+    """Packs that are kept."""
+    bytes: int
+    """Bytes of these."""
+    removed: int
+    """Packs that were removed."""
+    removed_bytes: int
+    """Bytes of these."""
+    condemned: int
+    """Packs that no backup needs, and that a later call removes."""
+    condemned_bytes: int
+    """Bytes of these."""
+    rewritten: int
+    """Of these, packs of which others have now the little that was needed."""
+    rewritten_bytes: int
+    """Bytes that were written for that."""
+    next_seconds: int | None
+    """After so many seconds a call removes some of them; none if nothing is condemned."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupKey(_Record):
+    """A key that opens an encrypted repository."""
+
+    id: str
+    """What names it."""
+    kind: Literal["passphrase", "key-file"] | None
+    """What it is; none if it cannot be read."""
+    added: str
+    """When it was added."""
+    used: bool
+    """Whether the store was opened with it."""
+    problem: str | None
+    """Why it cannot be read."""
+
+
+def backup_report(members: Mapping[str, Any]) -> BackupReport:
+    """A report of its JSON."""
+    return BackupReport(
+        blocks=members["blocks"],
+        different=members["different"],
+        read=members["read"],
+        bad=[BadBlock._of(block) for block in members["bad"]],
+        damaged_packs=list(members["damaged_packs"]),
+    )
+
+
 def _refined(members: Mapping[str, Any]) -> dict[str, Any]:
     """Times and usage as their types."""
     return {

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from dbs import _dbs
+from dbs import _dbs, _notebook
 from dbs._common import Closing, MissingItem, filled, size_of
 from dbs._errors import Busy, Invalid, NotFound, make
 from dbs._files import VolumeFile
@@ -158,6 +158,10 @@ class Snapshot(_dbs.Blocks, Closing):
 
     def __repr__(self) -> str:
         return f"<dbs.Snapshot {self.spec!r}>"
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        return _notebook.snapshot(self)
 
     @property
     def _same(self) -> list[tuple[str, str]]:
@@ -384,6 +388,10 @@ class Volume(_dbs.WritableBlocks, Closing):
 
     def __repr__(self) -> str:
         return f"<dbs.Volume {self._name!r}>"
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        return _notebook.volume(self)
 
     def _same(self, *snapshots: str | Snapshot | None) -> list[tuple[str, str]]:
         """What must not have become something else: it, and snapshots that are not mere names."""

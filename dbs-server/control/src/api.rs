@@ -14,7 +14,7 @@ use dbs_core::info::{Labels, MapRange};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use run::execute;
+pub use run::{execute, list};
 
 /// Name of the marker snapshot. A volume that has it and is rebuilding is being received.
 pub use dbs_core::volume::RECEIVING as MARKER;
@@ -425,6 +425,12 @@ impl Request {
                 | Self::Top
                 | Self::ClientKick { .. }
         )
+    }
+
+    /// Whether it lists volumes or snapshots, of which there may be many.
+    #[must_use]
+    pub fn is_list(&self) -> bool {
+        matches!(self, Self::VolumeList { .. } | Self::SnapshotList { .. })
     }
 
     /// Whether it leaves background work behind: a server does that in its own time, a command on

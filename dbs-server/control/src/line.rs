@@ -51,6 +51,7 @@ pub fn send_result(stream: &mut impl Write, result: Value) -> Result<()> {
     if text.len() < PART_BYTES {
         return send(stream, &Reply::Result(result));
     }
+    drop(result);
     let mut parts = PartWriter::new(&mut *stream);
     parts.write_all(text.as_bytes()).map_err(|e| Error::io(e, "sending a long result"))?;
     parts.finish()?;
@@ -61,12 +62,13 @@ pub fn send_result(stream: &mut impl Write, result: Value) -> Result<()> {
 pub struct PartWriter<W: Write> {
     stream: W,
     pending: Vec<u8>,
+    has_sent: bool,
 }
 
 impl<W: Write> PartWriter<W> {
     /// Parts on `stream`.
     pub fn new(stream: W) -> Self {
-        Self { stream, pending: Vec::with_capacity(PART_BYTES) }
+        Self { stream, pending: Vec::with_capacity(PART_BYTES), has_sent: false }
     }
 
     /// Sends what is left.
@@ -81,6 +83,18 @@ impl<W: Write> PartWriter<W> {
         Err(Error::new(ErrorKind::Io, "a result is not UTF-8"))
     }
 
+    /// As [`PartWriter::finish`]: the result that is to be sent now. Of a text that fits a line nothing has been sent.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn finish_result(self) -> Result<Value> {
+        if self.has_sent {
+            return self.finish().map(|()| Value::Null);
+        }
+        serde_json::from_slice(&self.pending)
+            .map_err(|e| Error::new(ErrorKind::Io, format!("encoding a result: {e}")))
+    }
+
     /// Sends all but a character that is still incomplete.
     fn send_whole_characters(&mut self) -> Result<()> {
         let whole = match std::str::from_utf8(&self.pending) {
@@ -90,6 +104,7 @@ impl<W: Write> PartWriter<W> {
         let rest = self.pending.split_off(whole);
         let text = String::from_utf8(std::mem::replace(&mut self.pending, rest))
             .map_err(|_| Error::new(ErrorKind::Io, "a result is not UTF-8"))?;
+        self.has_sent |= !text.is_empty();
         if text.is_empty() { Ok(()) } else { send(&mut self.stream, &Reply::Part(text)) }
     }
 }

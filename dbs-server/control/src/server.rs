@@ -48,6 +48,20 @@ pub trait Service: Send + Sync + 'static {
         progress: &mut dyn FnMut(Progress) -> bool,
     ) -> Result<Value>;
 
+    /// As [`Service::execute`], of a [list](Request::is_list): writes its JSON, which may be long.
+    ///
+    /// # Errors
+    /// Sent to the client.
+    fn list(
+        &self,
+        request: &Request,
+        out: &mut dyn Write,
+        progress: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<()> {
+        let result = self.execute(request, progress)?;
+        serde_json::to_writer(out, &result).map_err(|e| Error::io(e.into(), "sending a list"))
+    }
+
     /// Writes the metadata as JSON, which may be long.
     ///
     /// # Errors
@@ -477,8 +491,9 @@ fn run(request: &Request, stream: &mut UnixStream, shared: &Shared) -> Result<Va
         shared.service.dump(&mut parts)?;
         return parts.finish().map(|()| Value::Null);
     }
+    let stream = &*stream;
     let mut last = Instant::now();
-    shared.service.execute(request, &mut |progress| {
+    let mut tell = |progress| {
         if shared.stopping() {
             return false;
         }
@@ -486,8 +501,14 @@ fn run(request: &Request, stream: &mut UnixStream, shared: &Shared) -> Result<Va
             return true;
         }
         last = Instant::now();
-        !hung_up(stream) && send(stream, &Reply::Progress(progress)).is_ok()
-    })
+        !hung_up(stream) && send(&mut &*stream, &Reply::Progress(progress)).is_ok()
+    };
+    if request.is_list() {
+        let mut parts = PartWriter::new(stream);
+        shared.service.list(request, &mut parts, &mut tell)?;
+        return parts.finish_result();
+    }
+    shared.service.execute(request, &mut tell)
 }
 
 /// Whether the client has closed its side.

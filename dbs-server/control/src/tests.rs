@@ -40,6 +40,7 @@ impl Service for Fake {
             }
             Request::VolumeCreate { .. } => panic!("a bug"),
             Request::VolumeList { .. } => Ok(Value::String("ä\"\\\n".repeat(BIG / 5))),
+            Request::SnapshotList { .. } => panic!("it is asked for as text"),
             Request::VolumeFlatten { .. } => {
                 for done in 0..LONG {
                     if !progress(Progress { done, total: LONG }) {
@@ -56,6 +57,19 @@ impl Service for Fake {
             }
             other => Ok(serde_json::to_value(other).unwrap()),
         }
+    }
+
+    fn list(
+        &self,
+        request: &Request,
+        out: &mut dyn Write,
+        progress: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<()> {
+        let text = match request {
+            Request::SnapshotList { volume, .. } => list_of(volume),
+            other => self.execute(other, progress)?.to_string(),
+        };
+        out.write_all(text.as_bytes()).map_err(|e| Error::io(e, "list"))
     }
 
     fn dump(&self, out: &mut dyn Write) -> Result<()> {
@@ -422,4 +436,23 @@ fn a_retired_server_makes_place_for_the_next_and_finishes() {
     let mut client = Client::connect(&setup.path()).expect("the new socket was left alone");
     assert_eq!(client.call(&Request::VolumeTrim, &mut |_| true).unwrap(), 7);
     setup.server = Some(next);
+}
+
+/// A list of which each letter of a volume's name is an item, many times.
+fn list_of(volume: &str) -> String {
+    let items: Vec<_> =
+        volume.chars().map(|item| format!("\"{}\"", item.to_string().repeat(50_000))).collect();
+    format!("[{}]", items.join(","))
+}
+
+/// Found by review: of ten thousands of snapshots a list took many times the memory of its text, which is all that is sent.
+#[test]
+fn lists_go_over_the_wire_as_the_text_that_they_are() {
+    let setup = Setup::new();
+    let mut client = setup.client();
+    for volume in ["", "a", "aä", "abcdefg"] {
+        let request = Request::SnapshotList { volume: volume.to_owned(), usage: false };
+        let listed = client.call(&request, &mut |_| true).unwrap();
+        assert_eq!(listed.to_string(), list_of(volume));
+    }
 }

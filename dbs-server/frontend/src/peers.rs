@@ -4,7 +4,7 @@
 use super::outgoing::Batches;
 use super::peer::{Charge, Limits, Peer, Protocol, Ready, Receive};
 use super::tls::TlsStream;
-use dbs_reactor::{Batch, Buf, Io, Slab};
+use dbs_reactor::{Batch, Buf, Io, Slab, Socket};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -88,6 +88,17 @@ impl<P: Protocol> Peers<P> {
         tls: Option<TlsStream>,
     ) -> u32 {
         let socket = io.add_socket(socket);
+        self.adopt(io, socket, protocol, tls)
+    }
+
+    /// The same of a socket that the reactor has already.
+    pub fn adopt(
+        &mut self,
+        io: &mut Io,
+        socket: Socket,
+        protocol: P,
+        tls: Option<TlsStream>,
+    ) -> u32 {
         let stranger = tls.as_ref().is_some_and(TlsStream::is_handshaking).then_some(self.tick);
         let mut peer = Peer::new(socket, protocol, tls, self.limits);
         peer.stranger = stranger;

@@ -497,6 +497,24 @@ impl Service for StoreService {
         }
     }
 
+    fn list(
+        &self,
+        request: &Request,
+        out: &mut dyn Write,
+        progress: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<()> {
+        let mut run = || {
+            self.jobs.watched(request, progress, |progress| {
+                api::list(&self.store, request, out, progress).map(|()| Value::Null)
+            })
+        };
+        let done = match &self.extension {
+            Some(extension) => extension.command(request, &mut run),
+            None => run(),
+        };
+        done.map(drop)
+    }
+
     fn dump(&self, out: &mut dyn Write) -> Result<()> {
         self.store.dump(out)
     }
@@ -656,7 +674,7 @@ fn keep(store: &Store, interval: Duration, chore: Option<&Chore>, stop: &Stop) {
                 pause
             }
             Err(e) => {
-                if e.kind() == ErrorKind::Poisoned {
+                if matches!(e.kind(), ErrorKind::Poisoned | ErrorKind::Elsewhere) {
                     stop.failed.get_or_init(|| e.to_string());
                 }
                 // Once, and not each time it fails in the same way.

@@ -39,6 +39,8 @@ pub struct Devices {
     changing: Mutex<()>,
     /// Set when no more is to be waited for.
     leaving: AtomicBool,
+    /// Set when somebody was told whether a device is there.
+    asked: AtomicBool,
 }
 
 struct Serving {
@@ -68,6 +70,7 @@ impl Devices {
             left: Mutex::default(),
             changing: Mutex::default(),
             leaving: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
         }
     }
 
@@ -76,6 +79,17 @@ impl Devices {
     /// # Errors
     /// `NotFound`, `Invalid`; `Busy` if it is attached in another way; those of [`Device::start`].
     pub fn attach(
+        &self,
+        volume: &str,
+        snapshot: Option<&str>,
+        options: &AttachOptions,
+    ) -> Result<Attached> {
+        let attached = self.attach_device(volume, snapshot, options);
+        self.asked.store(true, Ordering::SeqCst);
+        attached
+    }
+
+    fn attach_device(
         &self,
         volume: &str,
         snapshot: Option<&str>,
@@ -210,6 +224,12 @@ impl Devices {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.changing.try_lock().is_ok() && lock(&self.serving).is_empty()
+    }
+
+    /// Whether somebody has asked for a device, and was answered.
+    #[must_use]
+    pub fn were_asked_for(&self) -> bool {
+        self.asked.load(Ordering::SeqCst)
     }
 
     /// Waits, before a command that takes content from a volume or renames it, until no devices are coming or

@@ -27,6 +27,8 @@ struct Machine {
     numbers: AtomicU64,
     calls: AtomicU64,
     looks: AtomicU64,
+    /// Reads of the last one.
+    reads: AtomicU64,
     /// How long a look takes, and whether the superblock cannot be read.
     takes: AtomicU64,
     is_bad: AtomicBool,
@@ -64,6 +66,7 @@ impl Machine {
             numbers: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             looks: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
             takes: AtomicU64::new(0),
             is_bad: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
@@ -106,6 +109,7 @@ impl Storage for Machine {
         // Nothing else reads the superblock together with other places.
         if requests.len() > 1 && requests[0].offset == 0 {
             self.looks.fetch_add(1, Ordering::Relaxed);
+            self.reads.store(requests.len() as u64, Ordering::Relaxed);
             self.clock.fetch_add(self.takes.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         if self.is_bad.load(Ordering::Relaxed) && requests.iter().any(|request| request.offset == 0)
@@ -217,7 +221,10 @@ impl Pair {
     fn after_all(&self, what: &str) -> Vec<u8> {
         let lost = self.disk.crash_image(&mut fastrand::Rng::with_seed(1), CrashMode::Lost);
         let report = Store::check_on(&lost).unwrap();
-        assert!(report.is_clean(), "{what}: {:?}", report.findings);
+        // That one of them has replaced a group of the other is no damage of the metadata, and is told.
+        let is_told = |message: &str| message.contains("between groups of session");
+        let sound = report.findings.iter().all(|finding| is_told(&finding.message));
+        assert!(sound, "{what}: {:?}", report.findings);
         let third = Machine::new(&Arc::new(lost), &self.clock, 0x33, false);
         let store = third.open().unwrap_or_else(|error| panic!("{what}: {error}"));
         (0..BLOCKS).map(|block| get(&store, block)).collect()
@@ -237,7 +244,8 @@ fn get(store: &Store, block: u64) -> u8 {
 }
 
 fn is_stopped(store: &Store) -> bool {
-    store.flush().is_err_and(|error| error.kind() == ErrorKind::Poisoned)
+    // Also of commands that come later, which end with the exit code of it.
+    store.flush().is_err_and(|error| error.kind() == ErrorKind::Elsewhere)
 }
 
 /// A machine that does nothing at the moment looks each second. Who takes the store over waits for that, so that nobody writes
@@ -319,6 +327,21 @@ fn a_flush_that_writes_no_metadata_looks_for_nobody() {
     assert_eq!(pair.one.looks(), looks);
     put(&pair.first, 1, 1).unwrap();
     assert_eq!(pair.one.looks(), looks + 1);
+}
+
+/// Found by review: without io_uring each read of a look is waited for by itself.
+#[test]
+fn what_a_look_reads_is_read_as_one_where_it_lies_together() {
+    let pair = Pair::new(false);
+    // Several groups since the last look, and not many since the first.
+    for block in 1..5 {
+        pair.wait(SECOND / 50);
+        put(&pair.first, block, 1).unwrap();
+    }
+    let looks = pair.one.looks();
+    pair.wait(SECOND);
+    put(&pair.first, 10, 1).unwrap();
+    assert_eq!((pair.one.looks(), pair.one.reads.load(Ordering::Relaxed)), (looks + 1, 2));
 }
 
 /// Found by review: a block that cannot be read, or only after the disk has tried for long, held up each commit.
@@ -443,6 +466,80 @@ fn the_superblock_of_another_machine_is_not_replaced() {
     assert!(refused.to_string().contains("changed the superblock"), "{refused}");
     assert!(is_stopped(&pair.first));
     assert_eq!(pair.after_all("closed")[10..50], [2; 40]);
+}
+
+/// Found by review: one that had left the superblock alone as yet was stopped by a command of the machine that had lost the store.
+#[test]
+fn a_command_that_changes_the_superblock_alone_looks_for_others() {
+    let commands: [fn(&Store) -> Result<()>; 2] =
+        [|store| store.set_uuid(None), |store| store.grow(store.info().size)];
+    for command in commands {
+        let pair = Pair::new(false);
+        let second = pair.other.open().unwrap();
+        put(&second, 10, 2).unwrap();
+        let changes = pair.one.changes.load(Ordering::Relaxed);
+        assert_eq!(command(&pair.first).unwrap_err().kind(), ErrorKind::Elsewhere);
+        assert_eq!(pair.one.changes.load(Ordering::Relaxed), changes, "nothing was written");
+        assert!(is_stopped(&pair.first));
+        pair.wait(SECOND);
+        put(&second, 11, 2).unwrap();
+    }
+    let pair = Pair::new(false);
+    pair.first.set_uuid(None).unwrap();
+    put(&pair.first, 1, 1).unwrap();
+}
+
+/// Found by review: a machine stood still between its look and its group, was taken for gone, and acknowledged what it had written
+/// over the other's.
+#[test]
+fn a_commit_that_took_long_looks_again() {
+    let pair = Pair::new(false);
+    let (other, clock) = (Arc::clone(&pair.other), Arc::clone(&pair.clock));
+    let second = Arc::new(Mutex::new(None));
+    let opened = Arc::clone(&second);
+    *pair.one.at_group.lock().unwrap() = Some(Box::new(move || {
+        clock.fetch_add(5 * SECOND, Ordering::Relaxed);
+        let store = other.open().unwrap();
+        (10..13).for_each(|block| put(&store, block, 2).unwrap());
+        *opened.lock().unwrap() = Some(store);
+    }));
+    assert_eq!(put(&pair.first, 1, 1).unwrap_err().kind(), ErrorKind::Elsewhere);
+    assert!(is_stopped(&pair.first));
+}
+
+/// Found by review: of two that had each replaced a group of the other, one may end before it looks. Its records are gone, and
+/// nobody said so.
+#[test]
+fn a_group_of_another_session_between_those_of_one_is_told() {
+    let pair = Pair::new(false);
+    let (first, other, clock) =
+        (pair.first.clone(), Arc::clone(&pair.other), Arc::clone(&pair.clock));
+    *pair.other.at_group.lock().unwrap() = Some(Box::new(move || {
+        put(&first, 1, 1).unwrap();
+        let again = first.clone();
+        // Soon after, for which it does not look.
+        let soon = move || {
+            clock.fetch_add(SECOND / 50, Ordering::Relaxed);
+            put(&again, 2, 1).unwrap();
+        };
+        *other.at_call.lock().unwrap() = Some((1, Box::new(soon)));
+    }));
+    assert_eq!(pair.other.open().err().unwrap().kind(), ErrorKind::Elsewhere);
+    let warnings = |disk| {
+        let third = Machine::new(&Arc::new(disk), &pair.clock, 0x33, false);
+        third.open().unwrap().info().warnings
+    };
+    let lost = |seed| pair.disk.crash_image(&mut fastrand::Rng::with_seed(seed), CrashMode::Lost);
+    let told = warnings(lost(1));
+    assert!(told.iter().any(|text| text.contains("between groups of")), "{told:?}");
+    // Not of sessions that came after one another.
+    let alone = Pair::new(false);
+    drop(alone.first);
+    let next = alone.other.open().unwrap();
+    put(&next, 1, 1).unwrap();
+    drop(next);
+    let third = Machine::new(&alone.disk, &alone.clock, 0x33, false);
+    assert_eq!(third.open().unwrap().info().warnings, [""; 0]);
 }
 
 /// A crash amid a group leaves parts of it, where the next session writes its first: they are nobody's sign of life.

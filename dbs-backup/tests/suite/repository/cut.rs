@@ -13,6 +13,7 @@ fn at_every_call(
     let mut volume = volume(7, 5);
     volume.push("two", BLOCK - 3, &[5; BLOCK as usize]);
     volume.push("three", 0, &[0; BLOCK as usize]);
+    volume.push("other", 0, &[8; 3 * BLOCK as usize]);
     for fault in FAULTS {
         for call in 0.. {
             let (objects, store) = fresh(secret);
@@ -123,6 +124,48 @@ fn a_collection_that_removes() {
             remove_volume(store, VOLUME).unwrap();
             objects.age_by(LONG);
             assert!(collect(store).unwrap().condemned > 0);
+            objects.age_by(LONG);
+        },
+        |store, _| collect(store).map(drop),
+    );
+}
+
+#[test]
+fn a_collection_that_rewrites() {
+    for secret in [None, Some(&passphrase())] {
+        at_every_call(
+            secret,
+            |objects, store, volume| {
+                create(store, "backup-1", &volume.get("one")).unwrap();
+                // All but two of its chunks change.
+                create(store, "backup-2", &volume.get("other")).unwrap();
+                remove(store, "backup-1").unwrap();
+                objects.age_by(LONG);
+            },
+            |store, _| {
+                let collected = collect(store)?;
+                assert!(collected.rewritten > 0, "{collected:?}");
+                Ok(())
+            },
+        );
+    }
+}
+
+#[test]
+fn a_collection_that_merges_indexes() {
+    at_every_call(
+        None,
+        |objects, store, volume| {
+            let mut volume = volume.clone();
+            for number in 0..9 {
+                let name = format!("s{number}");
+                volume.push(&name, 0, &[number + 1; 100]);
+                create(store, &format!("old-{number}"), &volume.get(&name)).unwrap();
+            }
+            create(store, "backup-1", &volume.get("one")).unwrap();
+            for number in 0..9 {
+                remove(store, &format!("old-{number}")).unwrap();
+            }
             objects.age_by(LONG);
         },
         |store, _| collect(store).map(drop),

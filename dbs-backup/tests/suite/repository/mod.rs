@@ -3,6 +3,7 @@
 mod cut;
 mod golden;
 mod hostile;
+mod keys;
 mod sweep;
 
 use crate::support::*;

@@ -419,3 +419,197 @@ fn many_packs_without_index_get_several() {
     }
     check(&open(&objects, None), "backup-3", volume.get("s3").content());
 }
+
+/// A pack of many chunks, of which a later backup needs few; and what a collection makes of it.
+fn mostly_dead(secret: Option<&Secret>) -> (Arc<Memory>, BackupStore, Snapshots) {
+    let mut volume = volume(25, 12);
+    for chunk in 0..10 {
+        volume.push(&format!("s{chunk}"), chunk * BLOCK, &[chunk as u8 + 1; BLOCK as usize]);
+    }
+    let (objects, store) = fresh(secret);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    create(&store, "backup-2", &volume.get("s9")).unwrap();
+    remove(&store, "backup-1").unwrap();
+    objects.age_by(LONG);
+    (objects, store, volume)
+}
+
+/// The bytes of all packs.
+fn stored(objects: &Memory) -> usize {
+    packs(objects).iter().map(|path| objects.content(path).unwrap().len()).sum()
+}
+
+#[test]
+fn packs_that_are_mostly_dead_are_rewritten() {
+    for secret in ways() {
+        let (objects, _, volume) = mostly_dead(secret.as_ref());
+        let content = volume.get("s9").content();
+        let before = stored(&objects);
+        let first = collect(&open(&objects, secret.as_ref())).unwrap();
+        assert_eq!((first.rewritten, first.removed), (1, 0), "{first:?}");
+        assert!(first.rewritten_bytes > BLOCK && stored(&objects) > before);
+        check(&open(&objects, secret.as_ref()), "backup-2", content);
+        // A new backup does not rely on the old pack.
+        create(&open(&objects, secret.as_ref()), "backup-3", &volume.get("s9")).unwrap();
+        objects.age_by(LONG);
+        let second = collect(&open(&objects, secret.as_ref())).unwrap();
+        assert_eq!((second.rewritten, second.rewritten_bytes), (0, 0), "{second:?}");
+        assert!(second.removed >= 1 && stored(&objects) * 2 < before, "{second:?}");
+        // There it ends.
+        objects.age_by(LONG);
+        let third = collect(&open(&objects, secret.as_ref())).unwrap();
+        assert_eq!((third.rewritten, third.condemned, third.removed), (0, 0, 0), "{third:?}");
+        for backup in ["backup-2", "backup-3"] {
+            check(&open(&objects, secret.as_ref()), backup, content);
+        }
+    }
+}
+
+/// A pack that was written lately lacks what a backup may be about to use.
+#[test]
+fn young_packs_are_not_rewritten() {
+    let (objects, store, volume) = mostly_dead(None);
+    for path in packs(&objects) {
+        let content = objects.content(&path);
+        objects.set(&path, content);
+    }
+    let collected = collect(&store).unwrap();
+    assert_eq!((collected.rewritten, collected.condemned), (0, 0), "{collected:?}");
+    check(&store, "backup-2", volume.get("s9").content());
+}
+
+/// Where nothing more can be written, what needs no rewriting is condemned all the same.
+#[test]
+fn what_cannot_be_rewritten_is_in_nobodys_way() {
+    let mut seen = 0;
+    for call in 0.. {
+        let (objects, _, volume) = mostly_dead(None);
+        let store = open(&objects, None);
+        let before = objects.calls();
+        objects.set_fault(Some((call, Fault::Fail)));
+        let collected = collect(&store);
+        objects.set_fault(None);
+        if objects.calls() - before <= call {
+            break;
+        }
+        check(&open(&objects, None), "backup-2", volume.get("s9").content());
+        match collected {
+            Err(error) if error.to_string().contains("rewriting packs") => {
+                seen += 1;
+                let is_condemned = |path: &String| path.contains("/condemned/");
+                assert!(objects.paths().iter().any(is_condemned), "{call}: {error}");
+            }
+            _ => {}
+        }
+    }
+    assert!(seen > 0);
+}
+
+/// Of what is there twice, one is enough, if it can be read.
+#[test]
+fn what_is_there_twice_goes_once() {
+    let volume = volume(26, 8);
+    let content = volume.get("one").content();
+    for damage in [false, true] {
+        let (objects, store) = fresh(None);
+        create(&store, "backup-1", &volume.get("one")).unwrap();
+        let source = volume.get("one");
+        let options = CreateOptions { full: true, ..options("backup-2", "one") };
+        store.create(&source, options).unwrap().run(&mut Work::new(&mut |_, _| true)).unwrap();
+        let before = packs(&objects);
+        objects.age_by(LONG);
+        let first = collect(&open(&objects, None)).unwrap();
+        assert_eq!((first.rewritten, first.rewritten_bytes), (2, 0), "{first:?}");
+        let named: Vec<Vec<u8>> = objects
+            .paths()
+            .iter()
+            .filter(|path| path.contains("/condemned/"))
+            .map(|path| objects.content(path).unwrap())
+            .collect();
+        let is_condemned = |path: &String| {
+            let id: Vec<u8> = (0..16)
+                .map(|at| &path[path.len() - 32 + 2 * at..][..2])
+                .map(|digits| u8::from_str_radix(digits, 16).unwrap())
+                .collect();
+            named.iter().any(|object| object.windows(16).any(|part| part == id))
+        };
+        let (gone, stay): (Vec<_>, Vec<_>) = before.iter().cloned().partition(is_condemned);
+        assert_eq!((gone.len(), stay.len()), (2, 2));
+        if damage {
+            // What stays is damaged meanwhile: nothing is removed that is there alone now.
+            for path in &stay {
+                objects.edit(path, |content| content[60] ^= 1);
+            }
+        }
+        for _ in 0..2 {
+            objects.age_by(LONG);
+            collect(&open(&objects, None)).unwrap();
+        }
+        let left = packs(&objects);
+        assert_eq!(
+            gone.iter().filter(|path| left.contains(path)).count(),
+            if damage { 2 } else { 0 }
+        );
+        for backup in ["backup-1", "backup-2"] {
+            let store = open(&objects, None);
+            assert!(restored(&store, backup, content.len()).unwrap() == content, "{damage}");
+        }
+    }
+}
+
+/// What cannot be read keeps its pack, and what else is in it.
+#[test]
+fn a_damaged_pack_is_not_given_up() {
+    let (objects, _, volume) = mostly_dead(None);
+    let content = volume.get("s9").content();
+    let length = |path: &String| objects.content(path).unwrap().len();
+    let largest = packs(&objects).into_iter().max_by_key(length).unwrap();
+    let whole = objects.content(&largest).unwrap();
+    // Whatever of it is needed.
+    for at in (60..whole.len() - 1000).step_by(BLOCK as usize) {
+        objects.edit(&largest, |content| content[at] ^= 1);
+    }
+    let collected = collect(&open(&objects, None)).unwrap();
+    assert_eq!(collected.rewritten, 0, "{collected:?}");
+    objects.age_by(LONG);
+    collect(&open(&objects, None)).unwrap();
+    objects.set(&largest, Some(whole));
+    check(&open(&objects, None), "backup-2", content);
+}
+
+/// Each backup leaves an index; many small ones become few.
+#[test]
+fn indexes_are_merged() {
+    let mut volume = volume(27, 1);
+    let (objects, store) = fresh(None);
+    for number in 0..20 {
+        let name = format!("s{number}");
+        volume.push(&name, 0, &[number + 1; 100]);
+        create(&store, &format!("backup-{number}"), &volume.get(&name)).unwrap();
+    }
+    let indexes = || objects.paths().iter().filter(|path| path.contains("/index/")).count();
+    // Young ones may just be read by somebody.
+    collect(&open(&objects, None)).unwrap();
+    assert_eq!(indexes(), 20);
+    // One that knows what the old ones said.
+    let early = open(&objects, None);
+    check(&early, "backup-0", volume.get("s0").content());
+    objects.age_by(LONG);
+    collect(&open(&objects, None)).unwrap();
+    assert_eq!(indexes(), 2);
+    objects.age_by(LONG);
+    assert_eq!(collect(&open(&objects, None)).unwrap().condemned, 0);
+    assert_eq!((indexes(), packs(&objects).len()), (2, 40));
+    for store in [early, open(&objects, None)] {
+        for number in 0..20 {
+            let content = volume.get(&format!("s{number}")).content();
+            check(&store, &format!("backup-{number}"), content);
+        }
+    }
+    // The next backup knows what they name.
+    let again = create(&open(&objects, None), "backup-again", &volume.get("s19")).unwrap();
+    assert_eq!(again.uploaded, 0);
+    // Somebody who had listed the old ones before they went finds the packs all the same.
+    assert_eq!(objects.delete("/index/"), 2);
+    check(&open(&objects, None), "backup-3", volume.get("s3").content());
+}

@@ -1,35 +1,16 @@
 //! `dbs backup create`.
 
-use super::volume::SnapshotSource;
-use super::{Pace, open, place, place_of, url};
-use crate::commands::taken::{remove, take, taken_at};
+use super::{Commands, Pace, open, url};
 use crate::context::Context;
 use crate::output;
-use crate::progress::Unit;
-use crate::spec::{self, SnapshotSpec, Spec};
+use crate::spec::{self, Spec};
 use crate::target::Target;
 use clap::Args;
 use dbs_backup::codec::Method;
 use dbs_backup::url::Url;
-use dbs_backup::{CreateOptions, Created};
-use dbs_core::info::SnapshotInfo;
+use dbs_backup::{BackupStore, Created};
 use dbs_core::{Error, Result, format_size};
-use dbs_transfer::is_received;
-
-/// How the labels begin that a backup has from `dbs`.
-const OWN_LABELS: &str = "dbs-";
-/// The sizes of blocks that Longhorn's manager allows.
-const BLOCK_SIZES: [u64; 2] = [2 << 20, 16 << 20];
-/// The label of snapshots that this command takes: where their backups are.
-const TAKEN_FOR: &str = "dbs-backup";
-/// How the names of these begin.
-const TAKEN_AS: &str = "backup";
-
-/// Where the backups are that this store took a snapshot for. A received one was taken by another store, whose backups
-/// are not ours.
-pub(super) fn taken_for(snapshot: &SnapshotInfo) -> Option<&str> {
-    snapshot.labels.get(TAKEN_FOR).filter(|_| !is_received(snapshot)).map(String::as_str)
-}
+use dbs_volume_backup::{Options, create};
 
 /// Back up volumes or snapshots.
 ///
@@ -100,14 +81,7 @@ impl Create {
     }
 
     fn check(&self) -> Result<()> {
-        if self.block_size.is_some_and(|size| !BLOCK_SIZES.contains(&size)) {
-            return Err(Error::invalid("a size of blocks is 2MiB or 16MiB"));
-        }
-        if let Some((key, _)) = self.labels.iter().find(|(key, _)| key.starts_with(OWN_LABELS)) {
-            return Err(Error::invalid(format!(
-                "label `{key}`: labels that begin with `{OWN_LABELS}` are those of `dbs` itself"
-            )));
-        }
+        self.options().check()?;
         if self.specs.len() > 1 && (self.name.is_some() || self.to.is_some()) {
             return Err(Error::invalid(
                 "--name and --to are for one backup: run the command for each",
@@ -119,8 +93,10 @@ impl Create {
     /// What was backed up, and what to say of it; and the last error.
     fn each(&self, context: &Context, target: &Target) -> (Vec<(Created, String)>, Option<Error>) {
         let (mut all, mut failed) = (Vec::new(), None);
+        // The same for all: opening one may cost a second.
+        let (host, mut backups) = (Commands { context, target }, None);
         for spec in &self.specs {
-            match self.one(context, target, spec) {
+            match self.one(&host, spec, &mut backups) {
                 Ok(created) => {
                     let (read, wrote) = (format_size(created.read), format_size(created.uploaded));
                     let url = &created.url;
@@ -141,76 +117,28 @@ impl Create {
         (all, failed)
     }
 
-    fn one(&self, context: &Context, target: &Target, spec: &Spec) -> Result<Created> {
-        let volume = spec.volume.clone();
-        if let Some(snapshot) = spec.snapshot.clone() {
-            return self.snapshot(context, target, &SnapshotSpec { volume, snapshot });
-        }
-        let place = place(&self.url, self.name_there(&volume));
-        // Before the snapshot, which would not be found again by such a place.
-        if place_of(&place).as_ref() != Some(&place) {
-            return Err(Error::invalid(format!(
-                "`{}` cannot be the name of a volume in a backup store, which has two or more letters, digits, `.`, `_` and `-`: \
-                 give it another one there with --to",
-                self.name_there(&volume)
-            )));
-        }
-        let taken = take(context, target, &volume, TAKEN_AS, (TAKEN_FOR, &place))?;
-        let created = self.snapshot(context, target, &taken);
-        // The next backup needs the difference to the snapshot of the last complete one, and to no other.
-        let useless = |other: &SnapshotInfo| match &created {
-            Ok(_) => other.name != taken.snapshot,
-            Err(_) => other.name == taken.snapshot,
+    fn one(
+        &self,
+        host: &Commands<'_>,
+        spec: &Spec,
+        backups: &mut Option<BackupStore>,
+    ) -> Result<Created> {
+        let backups = match backups {
+            Some(opened) => opened,
+            none => none.insert(open(&self.url)?),
         };
-        // What became of the backup is not hidden by what becomes of snapshots.
-        let snapshots = target.access()?.snapshots(&volume).unwrap_or_else(|error| {
-            output::warn(&format!("snapshots that no backup needs are kept: {error}"));
-            Vec::new()
-        });
-        let of_here = |label: &str| place_of(label).as_ref() == Some(&place);
-        let labels: Vec<_> = snapshots.iter().filter_map(taken_for).collect();
-        let is_first = created.is_ok() && labels.iter().filter(|l| of_here(l)).count() == 1;
-        if let Some(other) = labels.iter().find(|l| is_first && !of_here(l)) {
-            context.note(&format!(
-                "this is the first backup of {volume} to {place}. Snapshots that were taken for backups to {other} stay, \
-                 and take space: delete them if you no longer back up to there"
-            ));
-        }
-        for snapshot in snapshots {
-            // One with another name is its user's.
-            let is_ours = !snapshot.user_created && taken_at(&snapshot.name, TAKEN_AS).is_some();
-            if is_ours && taken_for(&snapshot).is_some_and(of_here) && useless(&snapshot) {
-                let spec = SnapshotSpec { volume: volume.clone(), snapshot: snapshot.name };
-                if let Err(error) = remove(context, target, &spec) {
-                    output::warn(&format!("snapshot {spec} is kept: {error}"));
-                }
-            }
-        }
-        created
+        let what = (&*spec.volume, spec.snapshot.as_deref());
+        create(host, backups, what, &self.options(), self.pace.pace())
     }
 
-    /// What the volume is called in the backup store.
-    fn name_there<'a>(&'a self, volume: &'a str) -> &'a str {
-        self.to.as_deref().unwrap_or(volume)
-    }
-
-    fn snapshot(&self, context: &Context, target: &Target, spec: &SnapshotSpec) -> Result<Created> {
-        let source = SnapshotSource::open(target.access()?, spec)?;
-        let backups = open(&self.url)?;
-        let mut labels = source.labels();
-        labels.extend(self.labels.iter().cloned());
-        let options = CreateOptions {
-            volume: self.name_there(&spec.volume).to_owned(),
-            snapshot: spec.snapshot.clone(),
-            backup: self.name.clone(),
-            method: self.compression,
-            block_size: self.block_size,
+    fn options(&self) -> Options {
+        Options {
+            name: self.name.clone(),
+            to: self.to.clone(),
             full: self.full,
-            labels,
-            ..CreateOptions::default()
-        };
-        let creation = backups.create(&source, options)?;
-        let mut meter = context.meter(&format!("backing up {spec}"), Unit::Bytes);
-        creation.run(&mut self.pace.work(&mut |done, total| meter.update(done, total)))
+            compression: self.compression,
+            block_size: self.block_size,
+            labels: self.labels.iter().cloned().collect(),
+        }
     }
 }

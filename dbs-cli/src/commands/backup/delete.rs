@@ -1,8 +1,7 @@
 //! `dbs backup delete` and `dbs backup prune`.
 
-use super::create::taken_for;
 use super::init::{collect, describe};
-use super::{names, open, place, place_of, url};
+use super::{open, url};
 use crate::confirm::confirm;
 use crate::context::{Context, typed};
 use crate::output::{self, Table};
@@ -13,6 +12,7 @@ use dbs_backup::{BackupStore, Judged, Removed, Retention, Work};
 use dbs_control::api::Request;
 use dbs_core::info::VolumeInfo;
 use dbs_core::{Error, ErrorKind, Result};
+use dbs_volume_backup::place::{place, place_of, taken_for};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::HashSet;
@@ -132,7 +132,7 @@ impl Prune {
         }
         let mut volumes = match &self.url.volume {
             // An error if it is not there.
-            Some(volume) => names(&store, volume).map(|_| vec![volume.clone()])?,
+            Some(volume) => store.known_backups(volume).map(|_| vec![volume.clone()])?,
             None => store.volumes()?,
         };
         if self.own {

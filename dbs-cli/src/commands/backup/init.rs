@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::progress::Unit;
 use clap::Args;
 use dbs_backup::url::Url;
-use dbs_backup::{BackupStore, Collected, InitOptions, Work};
+use dbs_backup::{BackupStore, Collected, Work};
 use dbs_core::{Error, Result, format_size};
 use serde_json::json;
 
@@ -31,21 +31,7 @@ impl Init {
             return Err(Error::invalid("name a backup store, and no volume in it"));
         }
         let secret = secret()?;
-        match (&secret, self.encrypt) {
-            (None, true) => {
-                return Err(Error::invalid(
-                    "set DBS_BACKUP_PASSPHRASE, DBS_BACKUP_PASSPHRASE_FILE or DBS_BACKUP_KEY_FILE to encrypt",
-                ));
-            }
-            (Some(_), false) => {
-                return Err(Error::invalid(
-                    "a key is given (DBS_BACKUP_...): add --encrypt, or do without it",
-                ));
-            }
-            _ => {}
-        }
-        let store = BackupStore::open(&self.url, &variable)?;
-        store.init(&InitOptions { secret, ..InitOptions::default() })?;
+        BackupStore::open(&self.url, &variable)?.make_repository(self.encrypt, secret)?;
         let how = if self.encrypt { "an encrypted repository" } else { "a repository" };
         context.done(
             &json!({ "url": self.url.to_string(), "encrypted": self.encrypt }),
@@ -97,6 +83,13 @@ pub(super) fn describe(collected: &Collected) -> String {
         collected.removed,
         format_size(collected.bytes)
     );
+    if collected.rewritten > 0 {
+        text += &format!(
+            "; {} packs were of little use, and {} of them written anew",
+            collected.rewritten,
+            format_size(collected.rewritten_bytes)
+        );
+    }
     if let Some(seconds) = collected.next_seconds {
         text += &format!(
             "; {} that no backup needs can be removed in {} h",

@@ -3,29 +3,31 @@
 mod create;
 mod delete;
 mod init;
+mod key;
 mod mount;
 mod show;
-mod volume;
 
-use crate::context::{Context, typed};
+use crate::context::Context;
 use crate::exit;
 use crate::output;
 use crate::progress::Unit;
 use crate::spec;
+use crate::target::Target;
 use clap::Args;
 use dbs_backup::url::Url;
-use dbs_backup::{BackupStore, Onto, Restored, Secret, Verified, Work};
+use dbs_backup::{BackupStore, Restored, Secret, Verified, Work};
 use dbs_control::api::Request;
-use dbs_core::info::VolumeInfo;
 use dbs_core::{Error, ErrorKind, Result, format_size};
+use dbs_transfer::StoreAccess;
+use dbs_volume_backup::{Host, Wanted, restore};
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
 use std::process::ExitCode;
-use volume::Filled;
 
 pub use create::Create;
 pub use delete::{Delete, Prune};
 pub use init::{Collect, Init};
+pub use key::KeyCommand;
 pub use mount::Mount;
 pub use show::{List, Show};
 
@@ -44,9 +46,13 @@ pub struct Pace {
 }
 
 impl Pace {
-    fn work<'a>(&self, progress: &'a mut dyn FnMut(u64, u64) -> bool) -> Work<'a> {
+    fn pace(&self) -> dbs_volume_backup::Pace {
         let rate = self.rate.and_then(NonZeroU64::new);
-        Work { workers: self.parallel.into(), rate, progress }
+        dbs_volume_backup::Pace { workers: self.parallel.into(), rate }
+    }
+
+    fn work<'a>(&self, progress: &'a mut dyn FnMut(u64, u64) -> bool) -> Work<'a> {
+        self.pace().work(progress)
     }
 }
 
@@ -64,19 +70,6 @@ fn open(url: &Url) -> Result<BackupStore> {
 /// The key of an encrypted repository, from the environment.
 fn secret() -> Result<Option<Secret>> {
     Secret::from_variables(&|name| std::env::var_os(name))
-}
-
-/// Where the backups of a volume are, in one spelling for each place; options say how to get there.
-fn place(url: &Url, volume: &str) -> String {
-    let parts = url.path.split('/').filter(|part| !part.is_empty());
-    let path = parts.map(|part| format!("/{part}")).collect();
-    Url { path, options: Vec::new(), ..url.with(volume, None) }.to_string()
-}
-
-/// The same, of a snapshot's label, which earlier versions wrote as the URL was given.
-fn place_of(label: &str) -> Option<String> {
-    let url = Url::parse(label).ok()?;
-    Some(place(&url, url.volume.as_deref()?))
 }
 
 /// Parses a URL, for clap.
@@ -107,31 +100,9 @@ impl Restore {
         let name = self.volume.clone().unwrap_or_else(|| from.to_owned());
         context.stop.on_signals()?;
         let (value, restored) = context.with(true, |target| {
-            let backups = open(&self.url)?;
-            let restoration = backups.restore(from, backup)?;
-            let size = restoration.backup().volume_size(restoration.volume())?;
-            let (onto, uuid) = self.prepare(context, target, &name, size)?;
-            let filled = Filled::open(target.access()?, &name)?;
-            target.check_same(&name, &uuid)?;
-            let mut meter = context.meter(&format!("restoring {name}"), Unit::Bytes);
-            let mut progress = |done, total| meter.update(done, total);
-            let restored = restoration
-                .run(&filled, onto, &mut self.pace.work(&mut progress))
-                .map_err(|error| {
-                    let text = format!(
-                        "volume {name} is incomplete: go on with `dbs backup restore --resume`, or delete it"
-                    );
-                    match error.kind() {
-                        // The backup is there, and is damaged.
-                        ErrorKind::NotFound => Error::corrupt(format!("{text}: {error}")),
-                        _ => error.context(text),
-                    }
-                })?;
-            drop(meter);
-            target.check_same(&name, &uuid)?;
-            target.call(context, &Request::VolumeComplete { volume: name.clone(), uuid: Some(uuid) })?;
-            // Open until it is complete: nobody else fills it in between.
-            drop(filled);
+            let (host, backups) = (Commands { context, target }, open(&self.url)?);
+            let wanted = Wanted { volume: from, backup, name: &name, resume: self.resume };
+            let restored = restore(&host, &backups, wanted, self.pace.pace())?;
             let show = Request::VolumeShow { volume: name.clone(), usage: true };
             Ok((target.call(context, &show)?, restored))
         })?;
@@ -139,31 +110,42 @@ impl Restore {
         let (data, downloaded) = (format_size(data), format_size(downloaded));
         context.done(&value, &format!("restored volume {name}, {data} written, {downloaded} read"))
     }
+}
 
-    /// Makes the volume, or finds the one that is to be filled further; and its identity.
-    fn prepare(
-        &self,
-        context: &Context,
-        target: &crate::target::Target,
-        name: &str,
-        size: u64,
-    ) -> Result<(Onto<'static>, String)> {
-        if self.resume {
-            let there = target.access()?.volume_info(name)?;
-            if !there.rebuilding || there.snapshots > 0 || there.size != size {
-                return Err(Error::invalid(format!(
-                    "volume {name} is not what a restore of this backup has left: restore to another name"
-                )));
-            }
-            return Ok((Onto::Anything, there.uuid));
-        }
-        let create = Request::VolumeCreate { volume: name.to_owned(), size, rebuilding: true };
-        match target.call(context, &create) {
-            Err(error) if error.kind() == ErrorKind::Exists => Err(error.context(
-                "name another volume, or go on with a restore that was cut off with --resume",
-            )),
-            made => Ok((Onto::Empty, typed::<VolumeInfo>(made?)?.uuid)),
-        }
+/// A command and its store, as backups and restores use them.
+struct Commands<'a> {
+    context: &'a Context,
+    target: &'a Target,
+}
+
+impl Host for Commands<'_> {
+    fn store(&self) -> Result<&(dyn StoreAccess + Sync)> {
+        self.target.access()
+    }
+
+    fn call(&self, request: &Request) -> Result<Value> {
+        self.target.call(self.context, request)
+    }
+
+    fn clean_up(&self, request: &Request) -> Result<()> {
+        self.target.clean_up(self.context, request)
+    }
+
+    fn check_same(&self, spec: &str, uuid: &str) -> Result<()> {
+        self.target.check_same(spec, uuid)
+    }
+
+    fn note(&self, text: &str) {
+        self.context.note(text);
+    }
+
+    fn warn(&self, text: &str) {
+        output::warn(text);
+    }
+
+    fn meter(&self, label: &str) -> dbs_volume_backup::Meter<'_> {
+        let mut meter = self.context.meter(label, Unit::Bytes);
+        Box::new(move |done, total| meter.update(done, total))
     }
 }
 
@@ -276,15 +258,6 @@ impl Verify {
         }
         Ok((all, bad))
     }
-}
-
-/// The backups of a volume that is there.
-fn names(store: &BackupStore, volume: &str) -> Result<Vec<String>> {
-    let names = store.backups(volume)?;
-    if names.is_empty() {
-        store.volume(volume)?;
-    }
-    Ok(names)
 }
 
 /// What is said of one backup while others are looked at.

@@ -6,6 +6,7 @@ use crate::format::journal::Scan;
 use crate::format::record::Record;
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
+use std::collections::BTreeSet;
 
 /// What a missing group means.
 const LATER_LOST: &str = "this change and later ones are lost";
@@ -53,6 +54,7 @@ impl Loader {
         if sequence > clean {
             self.checkpoint = sequence;
         }
+        self.note_mixed_sessions(&scan, newest);
         for sequence in self.checkpoint + 1..=newest {
             match scan.groups.remove(&sequence) {
                 Some(g) => self.groups.push((sequence, g.position, g.blocks, g.payload)),
@@ -71,6 +73,29 @@ impl Loader {
             && let Some(Record::Checkpoint { marks, .. }) = first
         {
             self.base_marks = marks;
+        }
+    }
+
+    /// Says that a session goes on behind another one's group: it was written over one of its own, whose records nobody has.
+    /// A session begins behind all groups, and never comes again.
+    fn note_mixed_sessions(&mut self, scan: &Scan, newest: u64) {
+        let mut ended = BTreeSet::new();
+        let (mut present, mut mixed) = (None, None);
+        for (sequence, group) in scan.groups.range(self.checkpoint + 1..=newest) {
+            if present != Some(group.session) {
+                if !ended.insert(group.session) {
+                    mixed = Some((*sequence, group.position, group.session));
+                }
+                present = Some(group.session);
+            }
+        }
+        if let Some((sequence, position, session)) = mixed {
+            let text = format!(
+                "commit group {} is of another machine's session, between groups of session {session:016x}: what was \
+                 acknowledged there may be lost. Run `dbs check` and `dbs scrub`, and compare with a backup",
+                sequence - 1
+            );
+            self.note(RegionKind::Journal, position, &text);
         }
     }
 

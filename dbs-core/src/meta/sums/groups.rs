@@ -50,6 +50,11 @@ impl Group {
         self.unread || self.stale & !self.blank != 0
     }
 
+    /// Nothing of it changed later than this.
+    pub(super) fn changed_by(&mut self, now_ns: u64) {
+        self.changed_ns = self.changed_ns.min(now_ns);
+    }
+
     /// Whether none of its pages may be written yet.
     pub(super) fn must_open(&self) -> bool {
         match self.state {
@@ -57,11 +62,6 @@ impl Group {
             State::Fresh => true,
             State::Closed => self.has_doubts(),
         }
-    }
-
-    /// It has changed at this time at the latest.
-    pub(super) fn changed_by(&mut self, now_ns: u64) {
-        self.changed_ns = self.changed_ns.min(now_ns);
     }
 
     /// The device has the page as it is in memory.

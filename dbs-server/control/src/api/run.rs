@@ -9,8 +9,9 @@ use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo, VolumeLimits};
 use dbs_core::store::{Expected, SnapshotOptions, parse_uuid};
 use dbs_core::volume::Observer;
 use dbs_core::{Error, ErrorKind, Result, Store};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
+use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -61,7 +62,12 @@ pub fn execute(
         R::Work { steps } => json(&store.work(*steps)?),
         R::VolumeTrim => trim(store, progress),
         R::VolumeRelease { volume, dry_run } => release(store, volume, *dry_run, progress),
-        R::VolumeList { usage } => list(&usage::volumes(store, *usage, progress)?, *usage),
+        // For who wants a value, however long.
+        R::VolumeList { .. } | R::SnapshotList { .. } => {
+            let mut text = Vec::new();
+            list(store, request, &mut text, progress)?;
+            serde_json::from_slice(&text).map_err(not_encoded)
+        }
         R::VolumeShow { volume, usage: true } => {
             let usage = usage::of(store, volume, None, progress)?;
             json(&VolumeInfo { usage, ..find_volume(store, volume)? })
@@ -134,9 +140,6 @@ fn execute_snapshot(
             };
             without_usage(&store.create_snapshot(volume, snapshot, &options)?)
         }
-        R::SnapshotList { volume, usage } => {
-            list(&usage::snapshots(store, volume, *usage, progress)?, *usage)
-        }
         R::SnapshotShow { volume, snapshot, usage: true } => {
             let usage = usage::of(store, volume, Some(snapshot), progress)?;
             json(&SnapshotInfo { usage, ..find_snapshot(store, volume, snapshot)? })
@@ -199,14 +202,50 @@ fn execute_map(store: &Store, request: &Request) -> Result<Value> {
 }
 
 fn json(value: &impl Serialize) -> Result<Value> {
-    serde_json::to_value(value)
-        .map_err(|e| Error::new(ErrorKind::Io, format!("encoding a result as JSON: {e}")))
+    serde_json::to_value(value).map_err(not_encoded)
+}
+
+fn not_encoded(error: serde_json::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("encoding a result as JSON: {error}"))
+}
+
+/// As [`execute`], of a [list](Request::is_list), written as text: as a value it would take many times the memory.
+///
+/// # Errors
+/// As there, and those of `out`; `Unsupported` if it is no list.
+pub fn list(
+    store: &Store,
+    request: &Request,
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<()> {
+    match request {
+        Request::VolumeList { usage } => {
+            Items(&usage::volumes(store, *usage, progress)?, *usage).write(out)
+        }
+        Request::SnapshotList { volume, usage } => {
+            Items(&usage::snapshots(store, volume, *usage, progress)?, *usage).write(out)
+        }
+        other => Err(Error::unsupported(format!("{other:?} lists nothing"))),
+    }
 }
 
 /// A list whose items have a `usage` only if it was asked for.
-fn list(items: &[impl Serialize], usage: bool) -> Result<Value> {
-    let item = |item| if usage { json(item) } else { without_usage(item) };
-    items.iter().map(item).collect::<Result<Vec<_>>>().map(Value::Array)
+struct Items<'a, T>(&'a [T], bool);
+
+impl<T: Serialize> Items<'_, T> {
+    fn write(&self, out: &mut dyn Write) -> Result<()> {
+        serde_json::to_writer(out, self).map_err(|e| Error::io(e.into(), "writing a list"))
+    }
+}
+
+impl<T: Serialize> Serialize for Items<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let Self(items, usage) = self;
+        let item = |item| if *usage { json(item) } else { without_usage(item) };
+        // What has names and numbers alone can be encoded.
+        serializer.collect_seq(items.iter().map(|it| item(it).unwrap_or_default()))
+    }
 }
 
 /// A volume or snapshot whose usage was not computed.

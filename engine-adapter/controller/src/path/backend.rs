@@ -12,6 +12,9 @@ use std::time::Duration;
 pub(super) enum Access {
     /// These connections.
     Links(Vec<DataLink>),
+    /// These connections of a simulation.
+    #[cfg(feature = "sabotage")]
+    Simulated(Vec<u64>),
     /// It is in this process.
     Local(LocalReplica),
     /// There is nothing.
@@ -27,6 +30,13 @@ pub(super) enum Way {
     Local(u32),
     /// Not at all: everything succeeds at once, and reads as zeros.
     Null,
+}
+
+impl Way {
+    /// Over connections that begin, with what was received on each.
+    pub fn over(begun: &[(u32, Vec<u8>)]) -> Self {
+        Self::Links { numbers: begun.iter().map(|(number, _)| *number).collect(), next: 0, turn: 0 }
+    }
 }
 
 /// A replica.

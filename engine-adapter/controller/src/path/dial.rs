@@ -18,6 +18,9 @@ pub enum BackendAddress {
     Remote(Listen),
     /// In this process.
     Local(LocalReplica),
+    /// Where a simulation has it.
+    #[cfg(feature = "sabotage")]
+    Simulated(super::simulated::Backend),
     /// Nowhere: writes are forgotten, reads give zeros. It measures everything else.
     Null,
 }

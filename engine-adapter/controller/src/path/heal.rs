@@ -9,6 +9,7 @@ use super::link::Ask;
 use super::pending::{Patient, Stage};
 use super::sabotage::{Bug, is};
 use super::shard::{Asked, Shard};
+use crate::rules::sabotage as rules;
 use crate::rules::widen::BLOCK;
 use crate::rules::{Answer, Read, Slot};
 use dbs_frontend::{FailureKind, Outcome};
@@ -30,6 +31,7 @@ impl Shard {
         (slot, serial): (Slot, u64),
         damaged: &Damaged,
     ) {
+        let logs = self.shared.logs();
         let Some(backend) = self.connected(slot, serial) else { return };
         backend.replica.mismatches.fetch_add(1, Ordering::Relaxed);
         let fields: [(&str, &dyn std::fmt::Display); 4] = [
@@ -38,7 +40,9 @@ impl Shard {
             ("snapshot", &damaged.in_snapshot),
             ("error", &damaged.text),
         ];
-        log::warn("path", &fields);
+        if logs {
+            log::warn("path", &fields);
+        }
         let modes = self.shared.modes.now();
         let Some(pending) = self.pending.get_mut(place) else { return };
         pending.errors.push((slot, damaged.text.clone()));
@@ -48,7 +52,8 @@ impl Shard {
         let Some(mut read) = pending.read else { return };
         // What is read around a write is written with it, and what a block is healed from is met again.
         let patient = Patient { slot, serial, offset: damaged.offset };
-        if pending.stage == Stage::Read && pending.patients.len() < PATIENTS_MAX {
+        let room = pending.patients.len() < PATIENTS_MAX && !rules::is(rules::Bug::NeverHeal);
+        if pending.stage == Stage::Read && room {
             pending.patients.push(patient);
         }
         let next = read.retry_damaged(modes);
@@ -128,10 +133,13 @@ impl Shard {
         pending.healed = true;
         let begun = pending.begun;
         let Some(Patient { slot, serial, offset }) = pending.patient else { return };
+        let logs = self.shared.logs();
         if let Some(backend) = self.connected(slot, serial) {
             let worth_it = if bytes > 0 {
                 backend.replica.healed.fetch_add(1, Ordering::Relaxed);
-                log::info("path", &[("replica", &backend.replica.name), ("healed", &offset)]);
+                if logs {
+                    log::info("path", &[("replica", &backend.replica.name), ("healed", &offset)]);
+                }
                 backend.trust.healed(now)
             } else {
                 backend.trust.found_well(begun, now) || is(Bug::BelieveDamage)

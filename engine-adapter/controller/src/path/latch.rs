@@ -21,6 +21,12 @@ impl Latch {
         self.changed.notify_all();
     }
 
+    /// Whether all are done.
+    #[cfg(feature = "sabotage")]
+    pub fn is_open(&self) -> bool {
+        *lock(&self.left) == 0
+    }
+
     pub fn wait(&self) {
         drop(wait_while(&self.changed, lock(&self.left), |left| *left > 0));
     }

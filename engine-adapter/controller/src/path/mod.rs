@@ -34,6 +34,9 @@ mod replies;
 pub mod sabotage;
 mod shard;
 mod shared;
+#[cfg(feature = "sabotage")]
+#[doc(hidden)]
+pub mod simulated;
 mod stats;
 
 pub use crate::rules::{Mode, ReplicaId};
@@ -137,13 +140,8 @@ impl Path {
         events: Arc<dyn Events>,
     ) -> io::Result<Arc<Self>> {
         options.reactors = options.reactors.clamp(1, REACTORS_MAX);
-        let shared = Arc::new(Shared::new(options, size, events));
-        let path = Self {
-            shared: Arc::clone(&shared),
-            threads: Mutex::default(),
-            paused: Arc::default(),
-            fronts: Mutex::new([false; FRONTS_MAX]),
-        };
+        let shared = Arc::new(Shared::new(options, size, events, Instant::now()));
+        let path = Self::of(&shared);
         for index in 0..shared.options.reactors {
             let shared = Arc::clone(&shared);
             let options = shared.options.reactor.clone();
@@ -153,6 +151,16 @@ impl Path {
         }
         shared.connect(lock(&path.threads).iter().map(Thread::remote).collect());
         Ok(Arc::new(path))
+    }
+
+    /// A path whose reactors are still to come.
+    fn of(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            threads: Mutex::default(),
+            paused: Arc::default(),
+            fronts: Mutex::new([false; FRONTS_MAX]),
+        }
     }
 
     /// Name of the driver in use: `io_uring` or `epoll`.
@@ -209,6 +217,11 @@ impl Path {
                 let shares = (0..options.reactors).map(|_| Access::Local(local.clone()));
                 (shares.collect(), true, true)
             }
+            #[cfg(feature = "sabotage")]
+            BackendAddress::Simulated(backend) => {
+                let shares = backend.shares(options.reactors).into_iter();
+                (shares.map(Access::Simulated).collect(), backend.flushes, false)
+            }
             BackendAddress::Null => {
                 ((0..options.reactors).map(|_| Access::Null).collect(), false, true)
             }
@@ -223,7 +236,7 @@ impl Path {
             let (replica, latch) = (Arc::clone(&replica), Arc::clone(&latch));
             self.shared.send(index, Message::Add { replica, access, latch });
         }
-        latch.wait();
+        self.shared.wait(&latch);
         Ok(hello)
     }
 
@@ -246,7 +259,8 @@ impl Path {
     pub fn remove(&self, id: ReplicaId) {
         let Some(replica) = self.shared.replica(id) else { return };
         self.shared.set_mode(&replica, Mode::Err);
-        self.ask(|latch| Message::Remove { replica: Arc::clone(&replica), latch }).wait();
+        let removed = self.ask(|latch| Message::Remove { replica: Arc::clone(&replica), latch });
+        self.shared.wait(&removed);
         self.shared.unregister(&replica);
     }
 
@@ -255,7 +269,7 @@ impl Path {
     pub fn flush(&self) {
         let latch = Latch::new(1);
         self.shared.send(0, Message::Flush { latch: Arc::clone(&latch) });
-        latch.wait();
+        self.shared.wait(&latch);
     }
 
     /// Pauses all I/O: new requests wait. Returns when none but flushes is in flight, which a replica
@@ -265,7 +279,7 @@ impl Path {
     pub fn pause(&self, all: bool) -> Pause {
         let (paused, changed) = &*self.paused;
         *wait_while(changed, lock(paused), |paused| *paused) = true;
-        self.ask(|latch| Message::Pause { all, latch }).wait();
+        self.shared.wait(&self.ask(|latch| Message::Pause { all, latch }));
         Pause { shared: Arc::clone(&self.shared), paused: Arc::clone(&self.paused) }
     }
 
@@ -438,7 +452,7 @@ impl Attached {
         let detach =
             |at_once| self.path.ask(move |latch| Message::Detach { number, at_once, latch });
         if grace.is_zero() || !detach(false).wait_for(grace) {
-            detach(true).wait();
+            self.path.shared.wait(&detach(true));
         }
     }
 }

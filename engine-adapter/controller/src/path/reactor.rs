@@ -13,7 +13,7 @@ use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use dbs_ublk::Queue;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bits of a tag below those that say whose it is.
 const NUMBER_BITS: u32 = 32;
@@ -114,7 +114,7 @@ impl Reactor {
 
     /// Hands something that happened to a socket to whom it belongs to.
     fn socket(&mut self, io: &mut Io, tag: u64, event: Event<'_>) {
-        self.shard.look_at_clock();
+        self.shard.look_at_clock(io);
         let whose = tag >> NUMBER_BITS;
         if whose == LINK_TAG >> NUMBER_BITS {
             self.shard.input(io, tag as u32, event);
@@ -205,7 +205,7 @@ impl Handler for Reactor {
     type Message = Message;
 
     fn message(&mut self, io: &mut Io, message: Message) {
-        self.shard.look_at_clock();
+        self.shard.look_at_clock(io);
         match message {
             Message::Add { replica, access, latch } => {
                 self.shard.add(io, replica, access);
@@ -248,7 +248,7 @@ impl Handler for Reactor {
 
     /// A copy for a block device, or a transfer of a replica in this process.
     fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
-        self.shard.look_at_clock();
+        self.shard.look_at_clock(io);
         if let Some(number) = copies_for(tag) {
             self.front(number, |front, way| front.moved(io, way, tag, buf, result));
         } else {
@@ -264,7 +264,7 @@ impl Handler for Reactor {
         tag: u16,
         request: io::Result<UblkRequest>,
     ) {
-        self.shard.look_at_clock();
+        self.shard.look_at_clock(io);
         let has = |attached: &Option<Attached>| {
             attached.as_ref().is_some_and(|a| a.front.has_queue(queue))
         };
@@ -275,7 +275,7 @@ impl Handler for Reactor {
     }
 
     fn signalled(&mut self, io: &mut Io, tag: u64, result: io::Result<()>) {
-        self.shard.look_at_clock();
+        self.shard.look_at_clock(io);
         if let Some(number) = (tag >> NUMBER_BITS).checked_sub(FIRST_FRONT) {
             self.front(number as usize, |front, way| front.signalled(io, way, tag as u32, result));
         }
@@ -283,7 +283,7 @@ impl Handler for Reactor {
     }
 
     fn turn(&mut self, io: &mut Io) {
-        self.shard.look_at_clock();
+        self.shard.look_at_clock(io);
         self.shard.turn(io);
         self.answer(io);
         self.front_turns(io);
@@ -297,17 +297,17 @@ impl Handler for Reactor {
         let more = self.shard.has_more();
         let wait =
             if more { Duration::ZERO } else { self.shard.due.saturating_sub(self.shard.now) };
-        io.wake_at(Some(Instant::now() + wait));
+        io.wake_at(Some(io.now() + wait));
     }
 
     fn reminded(&mut self, io: &mut Io) {
-        self.shard.look_at_clock();
+        self.shard.look_at_clock(io);
         self.carry_delayed(io);
         self.answer(io);
     }
 
     fn tick(&mut self, io: &mut Io) {
-        self.shard.look_at_clock();
+        self.shard.look_at_clock(io);
         if self.shard.due <= self.shard.now {
             self.shard.tick(io);
         }

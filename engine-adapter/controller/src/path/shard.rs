@@ -139,8 +139,16 @@ impl Shard {
                     let link = Link { slot, serial: replica.serial };
                     begun.push((self.links.add(io, socket.into(), link, tls), received));
                 }
-                let numbers = begun.iter().map(|(number, _)| *number).collect();
-                Way::Links { numbers, next: 0, turn: 0 }
+                Way::over(&begun)
+            }
+            #[cfg(feature = "sabotage")]
+            Access::Simulated(names) => {
+                for name in names {
+                    let link = Link { slot, serial: replica.serial };
+                    let socket = io.add_simulated(name);
+                    begun.push((self.links.adopt(io, socket, link, None), Vec::new()));
+                }
+                Way::over(&begun)
             }
         };
         if let Some(backend) = self.backends.get_mut(slot.index()) {

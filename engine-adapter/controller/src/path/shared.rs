@@ -1,6 +1,7 @@
 //! What all reactors of a path share. None of it is locked while requests go well.
 
 use super::PathOptions;
+use super::latch::Latch;
 use super::message::Message;
 use super::replica::Replica;
 use super::sabotage::{Bug, is};
@@ -30,6 +31,10 @@ pub trait Events: Send + Sync {
     /// calls the path: it may not block, nor call the path.
     fn faulted(&self, replica: ReplicaId, why: &str);
 }
+
+/// Lets a simulation go on until something holds, or for as long as it likes.
+#[cfg(feature = "sabotage")]
+pub type Meanwhile = Box<dyn Fn(&dyn Fn() -> bool) + Send + Sync>;
 
 /// The replicas by their slots.
 #[derive(Default)]
@@ -69,14 +74,18 @@ pub(super) struct Shared {
     registry: Mutex<Registry>,
     events: Arc<dyn Events>,
     reactors: OnceLock<Vec<Remote<Message>>>,
+    /// What goes on while somebody waits for reactors that have no threads.
+    #[cfg(feature = "sabotage")]
+    pub meanwhile: OnceLock<Meanwhile>,
 }
 
 impl Shared {
-    pub fn new(options: PathOptions, size: u64, events: Arc<dyn Events>) -> Self {
+    /// What reactors share whose clocks began at `epoch`.
+    pub fn new(options: PathOptions, size: u64, events: Arc<dyn Events>, epoch: Instant) -> Self {
         let pace = Arc::<Pace>::default();
         pace.set(options.limits);
         Self {
-            epoch: Instant::now(),
+            epoch,
             pace,
             size: AtomicU64::new(size),
             expanding: AtomicBool::new(false),
@@ -93,12 +102,31 @@ impl Shared {
             registry: Mutex::default(),
             events,
             reactors: OnceLock::new(),
+            #[cfg(feature = "sabotage")]
+            meanwhile: OnceLock::new(),
             options,
         }
     }
 
     pub fn connect(&self, reactors: Vec<Remote<Message>>) {
         self.reactors.get_or_init(|| reactors);
+    }
+
+    /// Waits for reactors.
+    pub fn wait(&self, latch: &Latch) {
+        #[cfg(feature = "sabotage")]
+        if let Some(meanwhile) = self.meanwhile.get() {
+            return meanwhile(&|| latch.is_open());
+        }
+        latch.wait();
+    }
+
+    /// Whether what goes wrong is logged: in a simulation it goes wrong ten thousand times a second.
+    pub fn logs(&self) -> bool {
+        #[cfg(feature = "sabotage")]
+        return self.meanwhile.get().is_none();
+        #[cfg(not(feature = "sabotage"))]
+        true
     }
 
     /// Sends something to one reactor.
@@ -207,7 +235,7 @@ impl Shared {
             let said = errors.iter().find(|(from, _)| *from == slot);
             self.report_fault(
                 slot,
-                said.map_or("it is full, and others are not", |(_, text)| text),
+                said.map_or("it has what the complete ones have no room for", |(_, text)| text),
             );
         }
         verdict
@@ -307,7 +335,9 @@ impl Shared {
     /// Tells everybody who has to know that a replica has become `ERR`.
     fn report_fault(&self, slot: Slot, why: &str) {
         let Some(replica) = self.at(slot) else { return };
-        log::error("path", &[("replica", &replica.name), ("mode", &"ERR"), ("error", &why)]);
+        if self.logs() {
+            log::error("path", &[("replica", &replica.name), ("mode", &"ERR"), ("error", &why)]);
+        }
         replica.why.get_or_init(|| why.to_owned());
         self.events.faulted(replica.id, why);
         let why: Arc<str> = why.into();

@@ -214,9 +214,6 @@ impl FanOut {
     /// Of these the largest group that did the same: full ones that wrote so much, or damaged ones. Of equal
     /// ones the damaged, which are as they were and may have space; else those that wrote more.
     fn largest_group(&self, among: Slots) -> Slots {
-        if is(Bug::KeepAllFull) {
-            return among;
-        }
         let full = self.full.iter().map(|group| (group.members, false, group.written));
         let groups = full
             .chain([(self.damaged, true, 0)])

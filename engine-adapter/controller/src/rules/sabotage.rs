@@ -4,14 +4,10 @@
 dbs_core::planted_bugs! {
     /// Replicas that are being rebuilt are read from.
     ReadFromWo,
-    /// A write that failed on one replica is acknowledged, the replica faulted some time later.
-    AcknowledgeFirst,
     /// A write is acknowledged when the first replica has it.
     AcknowledgeEarly,
     /// A replica that failed a write stays.
     KeepFailed,
-    /// All full replicas stay, whatever they wrote.
-    KeepAllFull,
     /// A full replica stays although others have the write.
     KeepFullBehindDone,
     /// A replica being rebuilt stays though it has what no complete one has.
@@ -44,8 +40,6 @@ dbs_core::planted_bugs! {
     KeepUnexpanded,
     /// A replica of another size takes part.
     IgnoreSize,
-    /// A replica whose requests timed out stays.
-    IgnoreTimeout,
     /// A replica that failed to revert stays.
     KeepUnreverted,
     /// What any replica answers starts the clock of the last complete one.
@@ -54,10 +48,6 @@ dbs_core::planted_bugs! {
     FaultRefusals,
     /// A replica that holds damaged data becomes `ERR` at the first block.
     BlameDamaged,
-    /// The content to heal a block with is read before the block is locked.
-    HealFromBefore,
-    /// The blocks that are healed are not locked.
-    HealUnlocked,
     /// A damaged block is not healed.
     NeverHeal,
     /// A write that met damage is not made one of whole blocks.

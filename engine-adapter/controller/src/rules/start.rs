@@ -296,18 +296,22 @@ fn part_at_heads(policy: Policy, replicas: &[Facts<'_>], refused: &mut [Option<S
     }
 }
 
-/// Refuses replicas whose head was not made by the revert that made that of the one changed last, though both lie on
-/// the same disk: a revert to where heads lay already was cut off. Those that do not know are left alone.
+/// Refuses replicas whose head was not made by the revert that made those of most, though all lie on the same disk: a
+/// revert to where heads lay already was cut off. Among as many the one changed last counts; that is by the clocks of
+/// their nodes, and so comes second. Those that do not know are left alone.
 fn part_at_reverts(replicas: &[Facts<'_>], refused: &mut [Option<String>]) {
     let known = replicas.iter().zip(&*refused).filter(|(_, refused)| refused.is_none());
     let known = known.filter_map(|(facts, _)| Some((facts.modified_ns, facts.revert?)));
     // Of equal ones the first.
-    let Some((_, newest)) = known.rev().max_by_key(|(modified, _)| *modified) else { return };
+    let known: Vec<_> = known.collect();
+    let have = |revert: &str| known.iter().filter(|(_, its)| *its == revert).count();
+    let best = known.iter().rev().max_by_key(|(modified, revert)| (have(revert), *modified));
+    let Some((_, kept)) = best else { return };
     for (facts, refused) in replicas.iter().zip(refused).filter(|(_, refused)| refused.is_none()) {
-        if facts.revert.is_some_and(|revert| revert != newest) {
+        if facts.revert.is_some_and(|revert| revert != *kept) {
             *refused = Some(
-                "its head is not from the revert that made that of the replica changed last, or is from one that made no \
-                 other: a revert was cut off"
+                "its head is not from the revert that made those of most replicas, or that of the one changed last, or is \
+                 from one that made no other: a revert was cut off"
                     .to_owned(),
             );
         }
@@ -535,9 +539,11 @@ mod tests {
         let by = |modified_ns, revert| Facts { modified_ns, revert, parent: Some("a"), ..COUNTED };
         for (replicas, refused) in [
             (&[by(1, Some("r")), by(2, Some("r"))][..], &[][..]),
-            (&[by(1, Some("")), by(2, Some("r")), by(1, Some(""))], &[0, 2]),
+            (&[by(1, Some("")), by(2, Some("r")), by(1, Some(""))], &[1]),
             (&[by(2, Some("")), by(1, Some("r"))], &[1]),
             (&[by(2, Some("q")), by(1, Some("r"))], &[1]),
+            // Most count for more than a clock that is ahead.
+            (&[by(9, Some("")), by(1, Some("r")), by(2, Some("r"))], &[0]),
             // Who does not know is left alone, and decides nothing.
             (&[by(9, None), by(1, Some("")), by(2, Some("r"))], &[1]),
             (&[by(9, None), by(1, None), by(2, Some("r"))], &[]),

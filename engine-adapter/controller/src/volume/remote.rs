@@ -184,7 +184,8 @@ macro_rules! make_call {
                 $ask!(replica_snapshot, message)
             }
             Call::Revert { disk, created, revert } => {
-                $ask!(replica_revert, ReplicaRevertRequest { name: disk, created, revert })
+                let message = ReplicaRevertRequest { name: disk, created, revert: Some(revert) };
+                $ask!(replica_revert, message)
             }
             Call::Expand(size) => {
                 $ask!(replica_expand, ReplicaExpandRequest { size: signed(size)? })

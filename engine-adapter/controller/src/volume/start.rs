@@ -44,7 +44,7 @@ impl Controller {
         // Later ones have nobody to share anything with.
         let upgrade = self.takes_over.swap(false, Ordering::SeqCst);
         let policy = Policy { upgrade, ..self.options.policy };
-        let mut candidates = self.open_all(addresses, current_size, upgrade);
+        let mut candidates = self.open_all(addresses, current_size, policy);
         let outcome = self
             .choose(&mut candidates, addresses, (size, current_size), policy)
             .and_then(|chosen| self.take(&candidates, chosen, addresses));
@@ -54,6 +54,9 @@ impl Controller {
                 self.let_go(candidate);
             }
             return Err(error);
+        }
+        if !upgrade {
+            self.name_heads(&candidates);
         }
         if let Some(kind) = self.options.frontend.clone()
             && let Err(error) = self.bring_up(&kind, upgrade)
@@ -66,7 +69,7 @@ impl Controller {
     }
 
     /// Connects to and opens all of them, each as far as it goes.
-    fn open_all(&self, addresses: &[String], current_size: u64, upgrade: bool) -> Vec<Candidate> {
+    fn open_all(&self, addresses: &[String], current_size: u64, policy: Policy) -> Vec<Candidate> {
         let mut candidates: Vec<_> = addresses
             .iter()
             .map(|address| {
@@ -92,22 +95,47 @@ impl Controller {
             let failed = outcome.map_err(|why| candidate.probe = Probe::Failed(why));
             failed.is_ok()
         });
-        going = self.step(going, &Call::Open { upgrade, expected_size: current_size });
+        let open = Call::Open { upgrade: policy.upgrade, expected_size: current_size };
+        going = self.step(going, &open);
         for candidate in &mut going {
             candidate.opened = true;
         }
         going = self.step(going, &Call::Get);
-        // Where nobody could rebuild it, it is taken as complete.
         if addresses.len() == 1 && going.iter().any(|candidate| candidate.info.rebuilding) {
-            let why = "it is marked as being rebuilt: the volume may lack data";
-            self.log(true, "incomplete-replica", &[("replica", &addresses[0]), ("why", &why)]);
-            going = self.step(going, &Call::SetRebuilding(false));
-            going = self.step(going, &Call::Get);
+            going = self.take_incomplete(going, policy);
         }
         for candidate in going {
             candidate.probe = probe(&candidate.info);
         }
         candidates
+    }
+
+    /// A lone replica that is marked as being rebuilt. One of ours, whose mark its controller takes away before it counts
+    /// as complete, may lack acknowledged data: it is taken if that was asked for. One of upstream's is taken as by
+    /// upstream's controller, as only the caller takes its mark away.
+    fn take_incomplete<'a>(
+        &self,
+        mut going: Vec<&'a mut Candidate>,
+        policy: Policy,
+    ) -> Vec<&'a mut Candidate> {
+        let ours = going.iter().any(|candidate| candidate.info.dbs.is_some());
+        let taken = policy.salvage || !ours;
+        let why = match taken {
+            true => "it is marked as being rebuilt: the volume may lack data",
+            false => {
+                "it is marked as being rebuilt, and may lack data: start with a complete replica, or take it as it is \
+                 with --salvageRequested"
+            }
+        };
+        for candidate in &going {
+            let address = &candidate.target.address;
+            self.log(true, "incomplete-replica", &[("replica", address), ("why", &why)]);
+        }
+        if taken {
+            going = self.step(going, &Call::SetRebuilding(false));
+            going = self.step(going, &Call::Get);
+        }
+        going
     }
 
     /// Makes the call to all of them; those that answer stay. One that hangs shows at the first question, and is
@@ -229,6 +257,31 @@ impl Controller {
         }
     }
 
+    /// Gives the heads of the volume's replicas one name, where one of ours does not know what made its own: a revert to
+    /// where they lie that is cut off shows at the next start then.
+    fn name_heads(&self, candidates: &[Candidate]) {
+        let revert =
+            |candidate: &Candidate| candidate.info.dbs.as_ref().map(|dbs| dbs.revert.clone());
+        let (mut known, mut unknown) = (None, Vec::new());
+        for member in self.active() {
+            let candidate = candidates.iter().find(|candidate| candidate.id == member.id);
+            match candidate.and_then(revert) {
+                Some(Some(its)) => known = Some(its),
+                Some(None) => unknown.push(member),
+                // It is upstream's, and has no names.
+                None => {}
+            }
+        }
+        if unknown.is_empty() {
+            return;
+        }
+        // What one knows holds for all: they have agreed.
+        let revert = known.unwrap_or_else(|| self.parts.host.unique_name());
+        let call = Call::Revert { disk: String::new(), created: String::new(), revert };
+        // One of an older version refuses, and goes on without a name.
+        let _answers = self.call_each(&unknown, &call, self.timeout());
+    }
+
     fn let_go(&self, candidate: &Candidate) {
         self.parts.path.remove(candidate.id);
         if candidate.opened {
@@ -334,7 +387,7 @@ fn in_the_way(Candidate { target, info, .. }: &Candidate, size: u64) -> String {
     if info.rebuilding {
         return format!(
             "replica {address} has counted {counted} changes, more than the others, but is marked as being rebuilt; \
-             start with it alone if it was complete, or leave it out"
+             start with it alone and --salvageRequested if it was complete, or leave it out"
         );
     }
     format!(

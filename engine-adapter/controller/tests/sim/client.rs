@@ -23,11 +23,20 @@ pub struct Wish {
     /// What it writes into each sector.
     pub value: u32,
     pub since: u64,
+    /// When it was asked for.
+    pub asked: u64,
+    /// Replicas that had no room for it, and sectors that they have written of it.
+    pub full: BTreeMap<usize, usize>,
     /// Of a read: what each sector may show.
     possible: Vec<Vec<u32>>,
 }
 
 impl Wish {
+    /// Whether it has some of these sectors.
+    pub fn overlaps(&self, first: usize, count: usize) -> bool {
+        self.first < first + count && first < self.first + self.count
+    }
+
     /// The sectors it changes.
     fn changed(&self) -> std::ops::Range<usize> {
         match self.kind {
@@ -66,6 +75,11 @@ impl Content {
         self.doubt.get(sector).copied().unwrap_or(false)
     }
 
+    /// Replicas may have done different parts of a change.
+    pub fn distrust(&mut self, wish: &Wish) {
+        wish.changed().for_each(|sector| self.doubt[sector] = true);
+    }
+
     /// What is there is what counts, from now on.
     pub fn rebase(&mut self, content: &[u32]) {
         self.possible = content.iter().map(|value| vec![*value]).collect();
@@ -94,7 +108,8 @@ impl Client {
     pub fn begin(&mut self, kind: Kind, first: usize, count: usize, now: u64) -> u64 {
         self.last_id += 1;
         let value = if kind == Kind::Write { self.last_id as u32 } else { 0 };
-        let mut wish = Wish { kind, first, count, value, since: now, possible: Vec::new() };
+        let (since, asked, full, possible) = (now, now, BTreeMap::new(), Vec::new());
+        let mut wish = Wish { kind, first, count, value, since, asked, full, possible };
         if kind == Kind::Read {
             wish.possible = self.content.possible[first..first + count].to_vec();
         }

@@ -1,5 +1,6 @@
 //! Single steps of a volume, each on simulated replicas to which nothing else happens.
 
+use crate::client::Kind;
 use crate::parts::{Sim, controller, options};
 use crate::replica::{Replica, SECTORS};
 use crate::world::{MS, OTHERS, Weather, World, address};
@@ -231,7 +232,6 @@ fn a_name_is_not_taken_for_a_newer_controller() {
 fn begin_again(sim: &Arc<Sim>, replicas: usize, counters: bool) -> Arc<Controller> {
     {
         let mut world = sim.world();
-        world.path = crate::path::Path::after(&world.path);
         world.replicas.iter_mut().for_each(Replica::reset);
     }
     let controller = controller(sim, counters, false);
@@ -264,6 +264,14 @@ fn a_revert_that_was_cut_off_leaves_replicas_that_are_alike() {
 fn a_revert_to_the_latest_snapshot_that_was_cut_off_leaves_replicas_that_are_alike() {
     let (sim, controller) = volume(3, 3);
     snapshot(&controller, "one").unwrap();
+    // One that does not know what made its head, as after an upgrade, and then none that does: a start tells them.
+    for unknown in 1..=3 {
+        sim.world().replicas.iter_mut().take(unknown).for_each(|replica| replica.revert = None);
+        assert_eq!(modes(&begin_again(&sim, 3, false)), [Mode::Rw; 3]);
+        let world = sim.world();
+        let revert = &world.replicas[0].revert;
+        assert!(revert.is_some() && world.replicas.iter().all(|replica| replica.revert == *revert));
+    }
     {
         let mut world = sim.world();
         let now = world.now + 1;
@@ -432,6 +440,60 @@ fn a_replica_that_somebody_closed_has_no_snapshot() {
     }
 }
 
+fn is_violated(sim: &Sim) -> bool {
+    sim.world().violation.is_some()
+}
+
+/// The user's requests that were answered, and that failed.
+fn answered(sim: &Sim) -> (u64, u64) {
+    let world = sim.world();
+    (world.client.answers, world.client.failures)
+}
+
+/// Whether a replica that is being rebuilt is lost when it has a write that the complete one has no room for.
+pub fn who_is_ahead_is_lost() -> bool {
+    let (sim, controller) = volume(2, 1);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    {
+        let mut world = sim.world();
+        world.weather.full = true;
+        world.replicas[0].capacity = world.replicas[0].used();
+        world.ask(0, Kind::Write, 0, SECTORS);
+    }
+    sim.run_for(1000 * MS);
+    let why = sim.path().stats().replicas[1].why.clone();
+    let failed = answered(&sim) == (1, 1);
+    // Found by the referee: it was said to be full, which it was not.
+    why.as_deref() == Some("it has what the complete ones have no room for")
+        && failed
+        && modes(&controller) == [Mode::Rw, Mode::Err]
+        && !is_violated(&sim)
+}
+
+#[test]
+fn a_replica_that_is_ahead_of_full_ones_is_lost_for_that() {
+    assert!(who_is_ahead_is_lost());
+}
+
+/// Whether a replica that does not answer is lost in time, and a write acknowledged that it missed.
+pub fn who_is_silent_is_lost() -> bool {
+    let (sim, controller) = volume(2, 2);
+    {
+        let mut world = sim.world();
+        world.replicas[1].stalled_until = u64::MAX / 4;
+        world.replicas[1].blemished = true;
+        world.ask(0, Kind::Write, 0, SECTORS);
+    }
+    sim.run_for(OTHERS);
+    let done = answered(&sim) == (1, 0);
+    done && modes(&controller) == [Mode::Rw, Mode::Err] && !is_violated(&sim)
+}
+
+#[test]
+fn a_silent_replica_is_lost_before_what_it_missed_is_acknowledged() {
+    assert!(who_is_silent_is_lost());
+}
+
 #[test]
 fn a_replica_is_made_complete_between_two_writes() {
     let (sim, controller) = volume(2, 1);
@@ -503,24 +565,29 @@ fn a_replica_that_does_not_answer_stays_incomplete() {
     nothing_violated(&sim);
 }
 
-/// Found by review: nothing said that a volume may lack data.
+/// Found by review: it was served as complete, and read as zeros what others had acknowledged.
 #[test]
-fn a_lone_replica_that_was_being_rebuilt_is_not_used_silently() {
+fn a_lone_replica_that_was_being_rebuilt_is_used_only_if_asked_for() {
     let (sim, _) = volume(1, 0);
-    let said =
-        |sim: &Sim| sim.world().log.iter().filter(|line| line.contains("may lack data")).count();
-    let start = || {
+    let said = |sim: &Sim| {
+        sim.world().log.iter().filter(|line| line.contains("incomplete-replica")).count()
+    };
+    let start = |salvage| {
         let mut world = sim.world();
-        world.path = crate::path::Path::after(&world.path);
         world.replicas[0].reset();
         drop(world);
-        controller(&sim, false, false).start(&[address(0)], SIZE, SIZE).unwrap();
+        controller(&sim, false, salvage).start(&[address(0)], SIZE, SIZE)
     };
-    start();
+    start(false).unwrap();
     assert_eq!(said(&sim), 0);
     sim.world().replicas[0].rebuilding = true;
-    start();
-    assert_eq!(said(&sim), 1);
+    let refused = start(false).unwrap_err();
+    assert_eq!((refused.exit_code(), said(&sim)), (61, 1), "{refused}");
+    assert!(sim.world().replicas[0].rebuilding);
+    start(true).unwrap();
+    assert_eq!(said(&sim), 2);
+    assert!(!sim.world().replicas[0].rebuilding);
+    start(false).unwrap();
 }
 
 /// Found by review: any list was taken for all that was to come.
@@ -556,17 +623,18 @@ fn a_marked_replica_that_counted_more_keeps_a_volume_from_starting() {
         let mut world = sim.world();
         world.replicas[1].rebuilding = true;
         world.replicas[1].counter += 1;
-        world.path = crate::path::Path::after(&world.path);
         world.replicas.iter_mut().for_each(Replica::reset);
     }
     let addresses = [address(0), address(1)];
     let controller = controller(&sim, true, false);
     let error = controller.start(&addresses, SIZE, SIZE).unwrap_err();
     assert!(error.to_string().contains("marked as being rebuilt"), "{error}");
-    // The way out: alone it is complete.
-    controller.start(&addresses[1..], SIZE, SIZE).unwrap();
-    assert_eq!(modes(&controller), [Mode::Rw]);
-    controller.shutdown().unwrap();
+    // The way out: alone, as somebody knows it to be complete.
+    assert!(controller.start(&addresses[1..], SIZE, SIZE).is_err());
+    let salvaging = crate::parts::controller(&sim, true, true);
+    salvaging.start(&addresses[1..], SIZE, SIZE).unwrap();
+    assert_eq!(modes(&salvaging), [Mode::Rw]);
+    salvaging.shutdown().unwrap();
     controller.start(&addresses, SIZE, SIZE).unwrap();
     assert_eq!(modes(&controller), [Mode::Err, Mode::Rw]);
 }
@@ -705,16 +773,22 @@ fn a_frontend_that_could_not_be_ended_is_not_taken_for_one_that_serves() {
 fn a_frontend_that_comes_up_amid_a_shutdown_is_ended() {
     let (_sim, controller, device) = volume_with_device();
     controller.shutdown_frontend().unwrap();
-    let gate = device.gate.lock().unwrap();
     let moment = || std::thread::sleep(std::time::Duration::from_millis(200));
+    let (sender, taken) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let gate = device.gate.lock().unwrap();
+            sender.send(()).unwrap();
+            moment();
+            moment();
+            drop(gate);
+        });
+        taken.recv().unwrap();
         let starting = scope.spawn(|| controller.start_frontend("device"));
         moment();
-        let ending = scope.spawn(|| controller.shutdown());
-        moment();
-        drop(gate);
+        // The reactors are of this thread.
+        controller.shutdown().unwrap();
         starting.join().unwrap().unwrap();
-        ending.join().unwrap().unwrap();
     });
     assert!(!device.is_up());
 }

@@ -16,7 +16,9 @@ use std::time::Duration;
 
 const BLOCK_BYTES: u64 = 4096;
 /// How long everything may take to come to rest.
-const REST: u64 = 80_000 * MS;
+const REST: u64 = 250_000 * MS;
+/// How often everything is read, until what is damaged is healed.
+const PASSES: usize = 8;
 
 /// What a history came to.
 #[derive(Debug, Clone, Copy, Default)]
@@ -238,8 +240,8 @@ impl History {
         {
             let mut world = self.sim.world();
             world.busy = false;
+            world.land();
             world.client.lose();
-            world.path = crate::path::Path::after(&world.path);
             let now = world.now;
             for replica in &mut world.replicas {
                 replica.reset();
@@ -556,34 +558,32 @@ impl History {
 
     /// Reads every block from every complete replica, so that damage in them is met, and healed.
     fn read_all(&mut self) -> Result<(), String> {
-        let (slots, blocks) = {
-            let mut world = self.sim.world();
-            if world.weather.rot == 0 {
-                return Ok(());
-            }
-            world.calm = true;
-            let rw = world.path.modes.now().rw;
-            let rotten: usize = world.path.complete().map(|r| world.replicas[r].rotten.len()).sum();
-            self.stats.rotten += rotten as u64;
-            (rw, world.path.size as usize / BLOCK_BYTES as usize)
-        };
-        for slot in slots.iter() {
+        if self.sim.world().weather.rot == 0 {
+            return Ok(());
+        }
+        self.sim.world().calm = true;
+        for pass in 0..PASSES {
             {
                 let mut world = self.sim.world();
-                world.path.preferred = Some(slot);
-                for block in 0..blocks {
-                    world.ask(Kind::Read, block * SECTORS, SECTORS);
+                let complete: Vec<_> = world.path.complete().collect();
+                if pass == 0 {
+                    let rotten = complete.iter().map(|r| world.replicas[*r].rotten.len());
+                    self.stats.rotten += rotten.sum::<usize>() as u64;
+                } else if check_healed(&world, &complete).is_ok() {
+                    break;
+                }
+                for block in 0..world.path.size as usize / BLOCK_BYTES as usize {
+                    // A reactor asks them in turn.
+                    complete
+                        .iter()
+                        .for_each(|_| world.ask(0, Kind::Read, block * SECTORS, SECTORS));
                 }
             }
             self.rest()?;
-            let over = self.sim.run_until(REST, |world| world.path.is_quiet(true));
-            if !over {
-                return Err("healing does not come to an end".to_owned());
-            }
+            // Healing has come to its end then, too.
+            drop(self.sim.path().pause(true));
         }
-        let mut world = self.sim.world();
-        world.path.preferred = None;
-        world.calm = false;
+        self.sim.world().calm = false;
         Ok(())
     }
 

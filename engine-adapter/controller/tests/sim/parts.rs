@@ -3,7 +3,8 @@
 
 use crate::world::{MS, World};
 use dbs_core::{Error, Result};
-use longhorn_controller::path::{JournalEntry, PathStats};
+use longhorn_controller::path::simulated::Meanwhile;
+use longhorn_controller::path::{self, BackendAddress, JournalEntry, PathStats};
 use longhorn_controller::rules::call_timeout::{CallTimeout, Waiting};
 use longhorn_controller::rules::limits::Limits;
 use longhorn_controller::rules::start::Policy;
@@ -14,11 +15,12 @@ use longhorn_controller::volume::{
 };
 use std::fmt::Display;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long I/O may take to come to rest.
-const REST: u64 = 75_000 * MS;
+/// How long I/O may take to come to rest, flushes included.
+const REST: u64 = 250_000 * MS;
 
 /// A replica that cannot be reached.
 pub fn unreachable(text: &str) -> CallError {
@@ -59,6 +61,7 @@ impl Sim {
             if done(&mut world) {
                 return true;
             }
+            world.wake();
             if !world.step(limit) {
                 return false;
             }
@@ -67,6 +70,27 @@ impl Sim {
 
     pub fn run_for(&self, time: u64) {
         self.run_until(time, |_| false);
+    }
+
+    /// The path of the present controller.
+    pub fn path(&self) -> Arc<path::Path> {
+        self.world().path.real.clone().unwrap()
+    }
+
+    /// A new controller's path.
+    fn new_path(self: &Arc<Self>) {
+        let sim = Arc::downgrade(self);
+        let meanwhile = |alive: Arc<AtomicBool>| -> Meanwhile {
+            Box::new(move |done| {
+                if let Some(sim) = sim.upgrade()
+                    && alive.load(Ordering::SeqCst)
+                    && !sim.run_until(REST, |_| done())
+                {
+                    sim.world().violated("I/O does not come to rest".to_owned());
+                }
+            })
+        };
+        self.world().new_path(meanwhile);
     }
 
     fn latency(&self) -> u64 {
@@ -145,12 +169,13 @@ impl Replicas for Sim {
     }
 }
 
-struct Pause<'a>(&'a Sim, u64);
+struct Pause<'a>(&'a Sim, u64, Option<path::Pause>);
 
 impl Paused for Pause<'_> {}
 
 impl Drop for Pause<'_> {
     fn drop(&mut self) {
+        self.2 = None;
         self.0.world().release(self.1);
     }
 }
@@ -159,67 +184,67 @@ impl DataPath for Sim {
     fn connect(&self, replica: ReplicaId, address: &str) -> io::Result<()> {
         let time = self.latency();
         self.run_for(time);
-        let mut world = self.world();
-        let found = world.replica_at(address);
-        match found.is_some_and(|found| world.connect(replica, found)) {
-            true => Ok(()),
-            false => Err(io::ErrorKind::ConnectionRefused.into()),
-        }
+        let backend = {
+            let mut world = self.world();
+            let found = world.replica_at(address);
+            found.and_then(|found| world.dial(replica, found))
+        };
+        let backend = backend.ok_or(io::ErrorKind::ConnectionRefused)?;
+        self.path().connect(replica, address, &BackendAddress::Simulated(backend)).map(drop)
     }
 
     fn set_mode(&self, replica: ReplicaId, mode: Mode) -> bool {
+        let path = self.path();
         let mut world = self.world();
-        let slot = world.path.slot_of(replica);
-        let before = slot.and_then(|slot| world.path.modes.of(slot));
-        if (before, mode) == (Some(Mode::Wo), Mode::Rw) && !world.path.paused {
+        if (path.mode(replica), mode) == (Some(Mode::Wo), Mode::Rw) && !world.path.paused {
             world.violated(format!("replica {replica} becomes complete amid writes"));
         }
-        slot.is_some_and(|slot| world.path.modes.set(slot, mode))
+        path.set_mode(replica, mode);
+        path.mode(replica) == Some(mode)
     }
 
     fn remove(&self, replica: ReplicaId) {
-        self.world().disconnect(replica);
+        self.path().remove(replica);
+        self.world().path.peers.remove(&replica);
     }
 
     fn flush(&self) {
-        // Whatever replicas have taken is durable here.
         let mut world = self.world();
         if let Some(replica) = world.cut_when_flushed.take() {
             world.replicas[replica].blemished = true;
-            let session = world.replicas[replica].session;
-            world.broken(replica, session);
-            drop(world);
-            self.run_for(1);
+            for link in world.links_to(replica) {
+                world.break_link(link, 0);
+            }
         }
+        drop(world);
+        self.path().flush();
     }
 
     fn pause(&self, all: bool) -> Box<dyn Paused + '_> {
         self.world().path.paused = true;
-        let rests = self.run_until(REST, |world| world.path.is_quiet(all));
+        let pause = self.path().pause(all);
         let mut world = self.world();
-        if !rests {
-            world.violated("I/O does not come to rest".to_owned());
-        }
         world.at_pause = world.client.content.clone();
         world.pauses += 1;
         world.hang_somewhere();
         let now = world.now;
         drop(world);
-        Box::new(Pause(self, now))
+        Box::new(Pause(self, now, Some(pause)))
     }
 
     fn resize(&self, size: u64) {
+        self.path().resize(size);
         let mut world = self.world();
         world.path.size = size;
         world.client.content.grow(size as usize / 512);
     }
 
     fn set_expanding(&self, expanding: bool) {
-        self.world().path.expanding = expanding;
+        self.path().set_expanding(expanding);
     }
 
     fn stats(&self) -> PathStats {
-        PathStats::default()
+        self.path().stats()
     }
 
     fn journal(&self, _: i64) -> Vec<JournalEntry> {
@@ -276,6 +301,7 @@ pub fn options(counters: bool, salvage: bool) -> Options {
 
 /// A new controller of what is there.
 pub fn controller(sim: &Arc<Sim>, counters: bool, salvage: bool) -> Arc<Controller> {
+    sim.new_path();
     let parts = Parts {
         replicas: Arc::clone(sim) as _,
         path: Arc::clone(sim) as _,

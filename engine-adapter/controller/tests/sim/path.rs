@@ -1,207 +1,275 @@
-//! A data path made of the rules: it does what the real one does, on the simulated network.
+//! The controller's real data path: its reactors take their turns here, by the simulated clock, and its frontend is the
+//! user.
 
-use crate::client::Kind;
-use crate::heal::{HEALINGS, Healings};
-use crate::replica::{Reply, Request, SECTORS};
-use crate::world::{Event, MS, World};
-use longhorn_controller::rules::heal::{ROUNDS_MAX, Trust};
-use longhorn_controller::rules::sabotage::{Bug, is};
-use longhorn_controller::rules::timeout::{DEFAULT, Silence};
-use longhorn_controller::rules::{
-    Answer, BlockLocks, FanOut, Modes, Outcome, Read, ReplicaId, SharedModes, Slot, Slots, Widened,
-    io,
-};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
+use crate::client::{Kind, Wish};
+use crate::replica::SECTORS;
+use crate::world::{Event, World};
+use dbs_frontend::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
+use dbs_reactor::{Clock, Io};
+use longhorn_controller::path::sabotage::Bug;
+use longhorn_controller::path::simulated::{Lane, Meanwhile, path};
+use longhorn_controller::path::{Attached, Events, Path as Real, PathOptions};
+use longhorn_controller::rules::{Mode, Outcome as Decided, ReplicaId};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a sector.
-const SECTOR: u64 = 512;
+pub const SECTOR: usize = 512;
+/// What a replica is blamed for that has what the complete ones have no room for.
+const AHEAD: &str = "it has what the complete ones have no room for";
+/// What one is blamed for that is damaged all over.
+const WORN: &str = "too many of its blocks are damaged";
+/// How long damage is remembered that a replica has told of.
+const REMEMBERED: u64 = 300_000_000;
 
-/// A replica that is connected.
-#[derive(Debug)]
-pub struct Peer {
-    pub id: ReplicaId,
-    pub(super) replica: usize,
-    session: u64,
-    silence: Silence,
-    pub(super) trust: Trust,
+thread_local! {
+    /// The reactors of this thread's paths.
+    static LANES: RefCell<BTreeMap<u64, Vec<Lane>>> = const { RefCell::new(BTreeMap::new()) };
+    static LAST: Cell<u64> = const { Cell::new(0) };
+    /// The mistake that reactors make.
+    pub static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
 }
 
-/// Where a request of the user is.
-#[derive(Debug)]
-enum Phase {
-    /// Not sent.
-    Waiting,
-    /// Being read, for itself or for the edges of a write; `left` are the other pieces to read.
-    Reading {
-        read: Read,
-        piece: (u64, u64),
-        left: Vec<(u64, u64)>,
-        data: BTreeMap<u64, u32>,
-    },
-    Changing(FanOut),
-    /// None has all that is to be read: so many blocks are being healed, and some may have been.
-    Mending {
-        left: usize,
-        healed: bool,
-    },
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// What the path says of replicas.
+#[derive(Default)]
+struct Faults(Mutex<Vec<(ReplicaId, String)>>);
+
+impl Events for Faults {
+    fn faulted(&self, replica: ReplicaId, why: &str) {
+        lock(&self.0).push((replica, why.to_owned()));
+    }
+}
+
+type Answers = Arc<Mutex<Vec<(u64, Outcome)>>>;
 
 /// A request of the user.
-#[derive(Debug)]
-struct Task {
-    kind: Kind,
-    offset: u64,
-    length: u64,
+struct Asked {
+    ticket: u64,
+    carry: Carry,
     value: u32,
-    phase: Phase,
-    locked: bool,
-    /// Damage that it met: in which replicas, and blocks.
-    met: BTreeSet<(usize, usize)>,
-    /// What of it is to be healed.
-    patients: Vec<(Slot, ReplicaId, usize)>,
-    rounds: u8,
-    /// A write that met damage, with what came of it, once it is made one of whole blocks.
-    first: Option<FanOut>,
-    widened: bool,
 }
 
-#[derive(Debug, Default)]
+/// The user's part on a reactor.
+struct Desk {
+    answers: Answers,
+    stopping: bool,
+}
+
+impl Front for Desk {
+    fn message(&mut self, io: &mut Io, carrier: &mut dyn Carrier, message: Box<dyn Any + Send>) {
+        let Ok(asked) = message.downcast::<Asked>() else { return };
+        let Asked { ticket, carry, value } = *asked;
+        let payload = matches!(carry.action, Action::Write { .. }).then(|| {
+            let mut payload = io.buffers().take(carry.length as usize);
+            payload.chunks_exact_mut(SECTOR).for_each(|sector| fill(sector, value));
+            payload
+        });
+        carrier.carry(io, carry, payload, ticket);
+    }
+
+    fn answered(&mut self, _: &mut Io, ticket: u64, outcome: Outcome) {
+        lock(&self.answers).push((ticket, outcome));
+    }
+
+    fn turn(&mut self, _: &mut Io, _: &mut dyn Carrier) {}
+
+    fn stop(&mut self, _: &mut Io, _: bool) {
+        self.stopping = true;
+    }
+
+    fn is_over(&self) -> bool {
+        self.stopping
+    }
+}
+
+/// Makes a sector what a write of this number makes it.
+pub fn fill(sector: &mut [u8], value: u32) {
+    sector[..4].copy_from_slice(&value.to_le_bytes());
+    sector[SECTOR - 4..].copy_from_slice(&value.to_le_bytes());
+}
+
+/// The write that a sector is of; none if it is of two.
+pub fn value(sector: &[u8]) -> u32 {
+    let at = |range: std::ops::Range<usize>| {
+        sector[range].iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
+    };
+    let (first, last) = (at(0..4), at(SECTOR - 4..SECTOR));
+    if first == last { first } else { u32::MAX }
+}
+
+/// The path of a controller, or of none.
+#[derive(Default)]
 pub struct Path {
-    pub modes: SharedModes,
-    pub peers: BTreeMap<usize, Peer>,
+    number: u64,
+    pub real: Option<Arc<Real>>,
+    user: Option<Attached>,
+    /// Whether it is waited for.
+    alive: Arc<AtomicBool>,
+    faults: Arc<Faults>,
+    answers: Answers,
+    /// When each reactor takes its next turn.
+    turns: Vec<u64>,
+    /// Until then its process does not run.
+    pub stopped_until: u64,
+    clock: Clock,
+    pub peers: BTreeMap<ReplicaId, usize>,
     pub size: u64,
-    pub expanding: bool,
     pub paused: bool,
-    pub(super) locks: BlockLocks,
-    tasks: BTreeMap<u64, Task>,
-    waiting: VecDeque<u64>,
-    /// Messages on their way: the task and the slot.
-    messages: BTreeMap<u64, (u64, Slot)>,
-    last_message: u64,
-    next_slot: usize,
-    pub(super) turn: usize,
-    /// Whom to read from while it is complete.
-    pub preferred: Option<Slot>,
-    pub(super) healings: Healings,
+    /// When a replica last told of damage in a block.
+    met: BTreeMap<(usize, usize), u64>,
+}
+
+impl Drop for Path {
+    fn drop(&mut self) {
+        self.alive.store(false, Ordering::SeqCst);
+        self.user = None;
+        self.real = None;
+        LANES.with_borrow_mut(|all| all.remove(&self.number));
+    }
 }
 
 impl Path {
-    /// One for a new controller. Numbers of messages go on, for those still on their way.
-    pub fn after(old: &Self) -> Self {
-        Self { last_message: old.last_message, ..Self::default() }
-    }
-
-    pub fn is_quiet(&self, all: bool) -> bool {
-        let rests = |phase: &Phase| match phase {
-            Phase::Waiting => true,
-            Phase::Mending { .. } => !all,
-            _ => false,
-        };
-        self.tasks.values().all(|task| rests(&task.phase)) && (self.healings.all.is_empty() || !all)
-    }
-
     /// The complete replicas.
     pub fn complete(&self) -> impl Iterator<Item = usize> {
-        let rw = self.modes.now().rw;
-        rw.iter().filter_map(|slot| self.peers.get(&slot.index()).map(|peer| peer.replica))
+        let real = self.real.as_ref();
+        let is = move |id| real.and_then(|real| real.mode(id)) == Some(Mode::Rw);
+        self.peers.iter().filter(move |(id, _)| is(**id)).map(|(_, replica)| *replica)
     }
 
-    pub fn slot_of(&self, id: ReplicaId) -> Option<Slot> {
-        let found = self.peers.iter().find(|(_, peer)| peer.id == id);
-        found.and_then(|(index, _)| Slot::new(*index))
+    /// Its reactors.
+    pub fn lanes(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// Does something with a reactor.
+    pub fn lane<T>(&self, lane: usize, with: impl FnOnce(&mut Lane) -> T) -> Option<T> {
+        LANES.with_borrow_mut(|all| all.get_mut(&self.number)?.get_mut(lane).map(with))
     }
 }
 
 impl World {
-    /// Connects a replica; it has no mode yet.
-    pub fn connect(&mut self, id: ReplicaId, replica: usize) -> bool {
-        let its = &mut self.replicas[replica];
-        if !its.alive || its.stalled_until > self.now {
-            return false;
-        }
-        its.blemished = false;
-        its.tainted = false;
-        let session = its.session;
-        let slot = (0..64).map(|n| (self.path.next_slot + n) % 64);
-        let Some(index) = slot.into_iter().find(|n| !self.path.peers.contains_key(n)) else {
-            return false;
+    /// A new controller's path in place of the last one, whose process ends.
+    pub fn new_path(&mut self, meanwhile: impl FnOnce(Arc<AtomicBool>) -> Meanwhile) {
+        self.links.clear();
+        let alive = Arc::new(AtomicBool::new(true));
+        let number = LAST.get() + 1;
+        LAST.set(number);
+        let options = PathOptions {
+            reactors: self.random.usize(1..4),
+            reactor: dbs_reactor::Options { buffer_bytes: 256 << 10, ..Default::default() },
+            connections_per_replica: self.random.usize(1..4),
+            queue_depth: self.random.usize(2..20),
+            bug: PLANTED.get(),
+            ..PathOptions::default()
         };
-        self.path.next_slot = index + 1;
-        if let Some(slot) = Slot::new(index) {
-            self.path.modes.clear(slot);
-        }
-        let (silence, trust) = (Silence::default(), Trust::default());
-        self.path.peers.insert(index, Peer { id, replica, session, silence, trust });
-        true
+        let (clock, faults, answers) =
+            (Clock::default(), Arc::<Faults>::default(), Answers::default());
+        clock.set(self.now);
+        let hook = meanwhile(Arc::clone(&alive));
+        let (real, lanes) = path(options, 0, Arc::clone(&faults) as _, &clock, hook).unwrap();
+        let front = |_, _: &_| {
+            let answers = Arc::clone(&answers);
+            move |_: &mut Io, _| Box::new(Desk { answers, stopping: false }) as Box<dyn Front>
+        };
+        let user = Some(real.attach(front).unwrap());
+        let turns = vec![u64::MAX; lanes.len()];
+        LANES.with_borrow_mut(|all| all.insert(number, lanes));
+        self.path = Path {
+            number,
+            real: Some(real),
+            user,
+            alive,
+            faults,
+            answers,
+            turns,
+            stopped_until: 0,
+            clock,
+            peers: BTreeMap::new(),
+            size: 0,
+            paused: false,
+            met: BTreeMap::new(),
+        };
     }
 
-    /// Disconnects a replica.
-    pub fn disconnect(&mut self, id: ReplicaId) {
-        if let Some(slot) = self.path.slot_of(id) {
-            self.path.modes.fault(slot);
-            self.path.peers.remove(&slot.index());
-            self.give_up(slot);
-        }
-    }
-
-    /// Everything in flight to this slot has failed.
-    fn give_up(&mut self, slot: Slot) {
-        let all = self.path.messages.iter();
-        let lost: Vec<_> = all.filter(|(_, (_, its))| *its == slot).map(|(m, _)| *m).collect();
-        for message in lost {
-            self.answered(message, Reply::Failed);
-        }
-    }
-
-    /// The connections to a replica are gone.
-    pub fn broken(&mut self, replica: usize, session: u64) {
-        let peers = self.path.peers.iter();
-        let mut of_it = peers.filter(|(_, p)| p.replica == replica && p.session == session);
-        if let Some(slot) = of_it.next().and_then(|(index, _)| Slot::new(*index)) {
-            self.fault(Slots::of(slot), "connection lost");
-            self.give_up(slot);
-        }
-    }
-
-    /// Makes replicas `ERR`.
-    pub(super) fn fault(&mut self, slots: Slots, why: &str) {
-        for slot in slots.iter() {
-            let Some(peer) = self.path.peers.get(&slot.index()) else { continue };
-            let (id, replica) = (peer.id, peer.replica);
-            if self.path.modes.fault(slot) {
-                self.note(format!("r{replica} faulted: {why}"));
-                if !self.replicas[replica].blemished {
-                    self.violated(format!("r{replica} is blamed, which failed nothing: {why}"));
-                }
-                self.faulted.push((id, why.to_owned()));
+    /// Sees to it that reactors take a turn that have something to do.
+    pub fn wake(&mut self) {
+        for lane in 0..self.path.lanes() {
+            let clock = self.path.clock.clone();
+            let state = self.path.lane(lane, |lane| (lane.is_ready(), lane.due()));
+            let Some((ready, due)) = state else { continue };
+            let before = self.path.turns[lane];
+            let at = match due.map(|due| clock.micros_at(due)) {
+                _ if ready && before <= self.now + 20 => continue,
+                _ if ready => self.now + self.random.u64(1..20),
+                Some(due) => due.max(self.now + 1),
+                None => continue,
+            };
+            let at = at.max(self.path.stopped_until);
+            if at < before {
+                self.path.turns[lane] = at;
+                let path = self.path.number;
+                self.after(at - self.now, Event::Turn { path, lane });
             }
         }
     }
 
-    pub fn late_fault(&mut self, slots: u64) {
-        self.fault(Slots::from_bits(slots), "late");
-    }
-
-    pub fn tick(&mut self) {
-        self.check_timeouts();
-        if is(Bug::IgnoreTimeout) {
+    /// A reactor takes a turn.
+    pub fn turn(&mut self, path: u64, lane: usize) {
+        if path != self.path.number || self.path.turns[lane] != self.now {
             return;
         }
-        let modes = self.path.modes.now();
-        let now = Duration::from_micros(self.now);
-        let expired: Vec<_> = self
-            .path
-            .peers
-            .iter()
-            .filter_map(|(index, peer)| Some((Slot::new(*index)?, peer)))
-            .filter(|(slot, peer)| peer.silence.expired(now, DEFAULT, modes.is_last(*slot)))
-            .map(|(slot, _)| slot)
-            .collect();
-        for slot in expired {
-            self.fault(Slots::of(slot), "r/w timeout");
-            self.give_up(slot);
+        self.path.turns[lane] = u64::MAX;
+        if self.path.stopped_until > self.now {
+            return;
         }
+        self.path.clock.set(self.now);
+        let left = self.path.lane(lane, Lane::turn).unwrap_or_default();
+        self.sent(left);
+        self.hear();
+        let answers = std::mem::take(&mut *lock(&self.path.answers));
+        answers.into_iter().for_each(|(id, outcome)| self.answered(id, outcome));
+    }
+
+    /// What the path says of replicas is to have a reason.
+    fn hear(&mut self) {
+        let faults = std::mem::take(&mut *lock(&self.path.faults.0));
+        for (id, why) in faults {
+            let Some(replica) = self.path.peers.get(&id).copied() else { continue };
+            self.note(format!("r{replica} faulted: {why}"));
+            if !self.replicas[replica].blemished && !self.is_excused(replica, &why) {
+                self.violated(format!("r{replica} is blamed, which failed nothing: {why}"));
+            }
+            self.faulted.push((id, why));
+        }
+    }
+
+    fn is_excused(&self, replica: usize, why: &str) -> bool {
+        // It may have done what it was asked, and be ahead of those that stay.
+        why == AHEAD && self.weather.full
+            || why == WORN && self.replicas[replica].healed > 64
+            || why.ends_with("is damaged") && self.others_lost_it(replica)
+    }
+
+    /// Whether another replica told of damage in a block that this one told of.
+    fn others_lost_it(&self, replica: usize) -> bool {
+        let recent = |at: u64| at + REMEMBERED > self.now;
+        let met = &self.path.met;
+        let own = met.iter().filter(|((its, _), at)| *its == replica && recent(**at));
+        let blocks: Vec<_> = own.map(|((_, block), _)| *block).collect();
+        let mut others = met.iter().filter(|((its, _), at)| *its != replica && recent(**at));
+        others.any(|((_, block), _)| blocks.contains(block))
+    }
+
+    /// A replica has told of damage.
+    pub fn met_damage(&mut self, replica: usize, block: usize) {
+        self.path.met.insert((replica, block), self.now);
     }
 
     /// The user asks for something, perhaps.
@@ -210,7 +278,7 @@ impl World {
             return;
         }
         for _ in 0..self.random.usize(1..4) {
-            let sectors = (self.path.size / SECTOR) as usize;
+            let sectors = self.path.size as usize / SECTOR;
             // Some places are more popular, so that requests meet.
             let popular = self.random.bool();
             let first = self.random.usize(0..if popular { 3 * SECTORS } else { sectors });
@@ -226,373 +294,101 @@ impl World {
                 9 => Kind::Unmap,
                 _ => Kind::Read,
             };
-            self.ask(kind, first, count);
+            let lane = self.random.usize(0..self.path.lanes());
+            self.ask(lane, kind, first, count);
         }
     }
 
-    pub fn ask(&mut self, kind: Kind, first: usize, count: usize) {
-        let id = self.client.begin(kind, first, count, self.now);
-        let task = Task {
-            kind,
-            offset: first as u64 * SECTOR,
-            length: count as u64 * SECTOR,
-            value: self.client.wishes[&id].value,
-            phase: Phase::Waiting,
-            locked: false,
-            met: BTreeSet::new(),
-            patients: Vec::new(),
-            rounds: 0,
-            first: None,
-            widened: false,
+    /// The user asks for something on a reactor.
+    pub fn ask(&mut self, lane: usize, kind: Kind, first: usize, count: usize) {
+        let ticket = self.client.begin(kind, first, count, self.now);
+        let durable = self.random.u32(0..16) == 0;
+        let action = match kind {
+            Kind::Read => Action::Read,
+            Kind::Write => Action::Write { durable },
+            Kind::Unmap => Action::Discard,
         };
-        self.path.tasks.insert(id, task);
-        self.begin(id);
+        let (offset, length) = ((first * SECTOR) as u64, (count * SECTOR) as u32);
+        let carry = Carry { action, offset, length };
+        let value = self.client.wishes[&ticket].value;
+        if let Some(user) = &self.path.user {
+            user.send(lane, Box::new(Asked { ticket, carry, value }));
+        }
     }
 
-    /// Sends what may be sent; what may not waits for its turn.
-    fn begin(&mut self, id: u64) {
-        let paused = self.path.paused;
-        let Some(task) = self.path.tasks.get_mut(&id) else { return };
-        let changes = task.kind != Kind::Read;
-        if paused || changes && !self.path.locks.try_lock(task.offset, task.length) {
-            self.path.waiting.push_back(id);
-            return;
-        }
-        task.locked = changes;
-        let (kind, offset, length) = (task.kind, task.offset, task.length);
-        let range = match kind {
-            Kind::Read => io::Kind::Read,
-            Kind::Write => io::Kind::Write,
-            Kind::Unmap => io::Kind::Unmap,
+    /// A request of the user has an answer.
+    fn answered(&mut self, id: u64, outcome: Outcome) {
+        let Some(wish) = self.client.wishes.get(&id).cloned() else { return };
+        let (decided, data, changed) = match outcome {
+            // Replicas free something of each block: so nothing was asked of them.
+            Outcome::Done(bytes) => {
+                (Decided::Done, Vec::new(), wish.kind == Kind::Write || bytes > 0)
+            }
+            Outcome::Data(data) => (Decided::Done, sectors(&data), false),
+            Outcome::Failed(failure) => (self.failed(&wish, &failure), Vec::new(), false),
         };
-        if io::check_range(range, offset as i64, length, self.path.size).is_err() {
-            return self.end(id, Outcome::Failed, &[], false);
+        if data.len() != wish.count && wish.kind == Kind::Read && decided == Decided::Done {
+            self.violated(format!("{} sectors of {} are read", data.len(), wish.count));
         }
-        let modes = self.path.modes.now();
-        match kind {
-            Kind::Read => self.begin_read(id, modes, vec![(offset, length)], BTreeMap::new()),
-            Kind::Write => {
-                let wide = modes.is_rebuilding().then(|| Widened::new(offset, length, u64::MAX));
-                match wide.flatten() {
-                    Some(wide) => {
-                        task.widened = true;
-                        let pieces = wide.reads().into_iter().flatten().collect();
-                        self.begin_read(id, modes, pieces, BTreeMap::new());
-                    }
-                    None => self.change(id, BTreeMap::new()),
-                }
+        if let Err(what) = self.client.end(id, decided, &data, changed) {
+            self.violated(what);
+        }
+    }
+
+    /// A request fails: I/O goes on while one good replica remains.
+    fn failed(&mut self, wish: &Wish, Failure { kind, text }: &Failure) -> Decided {
+        let kind_of = wish.kind;
+        if kind_of == Kind::Unmap && text.contains("while expansion is in progress") {
+            return Decided::Failed;
+        }
+        self.note(format!("a {kind_of:?} fails: {text}"));
+        let complete: Vec<_> = self.path.complete().collect();
+        if kind_of != Kind::Read {
+            self.taint_lost(&complete);
+        }
+        if *kind == FailureKind::NoSpace {
+            // How much each has written the controller does not know.
+            let first = wish.full.values().next();
+            if wish.full.values().any(|written| Some(written) != first) {
+                self.client.content.distrust(wish);
             }
-            Kind::Unmap => match io::unmap(modes, self.path.expanding, offset, length) {
-                io::Unmap::Send => self.change(id, BTreeMap::new()),
-                io::Unmap::Skip => self.end(id, Outcome::Done, &[], false),
-                io::Unmap::Refuse(_) => self.end(id, Outcome::NoSpace, &[], false),
-            },
-        }
-    }
-
-    fn begin_read(
-        &mut self,
-        id: u64,
-        modes: Modes,
-        mut left: Vec<(u64, u64)>,
-        data: BTreeMap<u64, u32>,
-    ) {
-        let Some(piece) = left.pop() else { return };
-        match Read::begin(modes, self.path.preferred, &mut self.path.turn) {
-            None => self.end(id, Outcome::Failed, &[], false),
-            Some(read) => {
-                let slot = read.current();
-                if let Some(task) = self.path.tasks.get_mut(&id) {
-                    task.phase = Phase::Reading { read, piece, left, data };
-                }
-                self.send_read(id, slot, piece);
+            let full = |replica: &usize| self.replicas[*replica].capacity < usize::MAX;
+            if kind_of == Kind::Write && !complete.iter().all(full) {
+                self.violated(format!("no space though some of {complete:?} have some"));
             }
+            return Decided::NoSpace;
         }
-    }
-
-    fn send_read(&mut self, id: u64, slot: Slot, (offset, length): (u64, u64)) {
-        let (first, count) = ((offset / SECTOR) as usize, (length / SECTOR) as usize);
-        self.send(id, slot, Request::Read { first, count });
-    }
-
-    /// Sends a change to everybody; `around` is what was read of the blocks at its edges.
-    fn change(&mut self, id: u64, around: BTreeMap<u64, u32>) {
-        let again = self.path.tasks.get_mut(&id).and_then(|task| task.first.take());
-        let again = again.map(FanOut::again);
-        let modes = self.path.modes.now();
-        let Some(mut fan_out) = again.or_else(|| FanOut::write(modes)) else {
-            return self.end(id, Outcome::Failed, &[], false);
-        };
-        for gone in fan_out.waiting().without(modes.written()).iter() {
-            fan_out.lost(gone);
+        if !complete.is_empty() && !self.all_met_damage(wish, &complete) {
+            self.violated(format!("a {kind_of:?} fails though {complete:?} are complete: {text}"));
         }
-        let Some(task) = self.path.tasks.get_mut(&id) else { return };
-        let (first, count) = ((task.offset / SECTOR) as usize, (task.length / SECTOR) as usize);
-        let request = match task.kind {
-            Kind::Unmap => Request::Unmap { first, count },
-            _ => {
-                let own = (first as u64..(first + count) as u64).map(|s| (s, task.value));
-                let mut all: BTreeMap<_, _> = own.collect();
-                let (start, end) = match around.is_empty() {
-                    true => (first as u64, (first + count) as u64),
-                    false => {
-                        let block = SECTORS as u64;
-                        let end = ((first + count) as u64).next_multiple_of(block);
-                        (first as u64 / block * block, end)
-                    }
-                };
-                for (sector, value) in around {
-                    all.entry(sector).or_insert(value);
-                }
-                let data = (start..end).filter_map(|s| all.get(&s).copied()).collect();
-                Request::Write { first: start as usize, data }
-            }
-        };
-        task.phase = Phase::Changing(fan_out);
-        for slot in fan_out.waiting().iter() {
-            self.send(id, slot, request.clone());
-        }
-        if fan_out.is_complete() {
-            self.conclude(id, &fan_out, true);
-        }
-    }
-
-    pub(super) fn send(&mut self, id: u64, slot: Slot, request: Request) {
-        self.path.last_message += 1;
-        let message = self.path.last_message;
-        self.path.messages.insert(message, (id, slot));
-        let now = Duration::from_micros(self.now);
-        let Some(peer) = self.path.peers.get_mut(&slot.index()) else {
-            return self.after(
-                1,
-                Event::Answer {
-                    message,
-                    replica: 0,
-                    session: self.replicas[0].session,
-                    reply: Reply::Failed,
-                },
-            );
-        };
-        peer.silence.sent(now);
-        let (replica, session, peer) = (peer.replica, peer.session, peer.id);
-        let delay = self.latency();
-        self.after(delay, Event::Arrive { message, replica, session, peer, request });
-    }
-
-    /// An answer of a replica, or what stands for one that will not come.
-    pub fn answered(&mut self, message: u64, reply: Reply) {
-        let Some((id, slot)) = self.path.messages.remove(&message) else { return };
-        let now = Duration::from_micros(self.now);
-        if let Some(peer) = self.path.peers.get_mut(&slot.index()) {
-            peer.silence.answered(now);
-        }
-        if id >= HEALINGS {
-            return self.answered_healing(id, slot, reply);
-        }
-        let Some(task) = self.path.tasks.get_mut(&id) else { return };
-        if let Reply::Damaged { block } = reply {
-            task.met.insert((slot.index(), block));
-        }
-        match &mut task.phase {
-            Phase::Waiting | Phase::Mending { .. } => {}
-            Phase::Reading { .. } => self.answered_read(id, reply),
-            Phase::Changing(fan_out) => {
-                let answer = match reply {
-                    Reply::Done | Reply::Data(_) | Reply::Healed(_) => Answer::Done,
-                    Reply::NoSpace { written } => Answer::NoSpace { written },
-                    Reply::Damaged { .. } => Answer::Damaged,
-                    Reply::Failed => Answer::Failed,
-                };
-                if !fan_out.answer(slot, answer) {
-                    return;
-                }
-                let fan_out = *fan_out;
-                let wide = Widened::new(task.offset, task.length, u64::MAX);
-                match wide.filter(|_| fan_out.met_damage() && !task.widened) {
-                    Some(wide) if !is(Bug::NoWideningForDamage) => {
-                        (task.widened, task.first) = (true, Some(fan_out));
-                        let pieces = wide.reads().into_iter().flatten().collect();
-                        let modes = self.path.modes.now();
-                        self.begin_read(id, modes, pieces, BTreeMap::new());
-                    }
-                    _ => self.conclude(id, &fan_out, answer != Answer::Failed),
-                }
-            }
-        }
-    }
-
-    /// Everybody has answered to a change; `part` says that somebody may have done a part of it.
-    fn conclude(&mut self, id: u64, fan_out: &FanOut, part: bool) {
-        let verdict = fan_out.decide(self.path.modes.now());
-        let full = verdict.outcome == Outcome::NoSpace || part;
-        if is(Bug::AcknowledgeFirst) && verdict.outcome == Outcome::Done {
-            let slots = verdict.faulted.bits();
-            self.after(20 * MS, Event::LateFault { slots });
-        } else {
-            self.taint(verdict.faulted, full);
-            if verdict.outcome == Outcome::NoSpace {
-                // One may have done what it was asked, and be ahead of those that stay.
-                self.excuse(verdict.faulted);
-            }
-            self.fault(verdict.faulted, "a change failed");
-        }
-        if verdict.outcome != Outcome::Done {
-            self.taint_lost();
-        }
-        self.end(id, verdict.outcome, &[], true);
-    }
-
-    /// It is no wonder if these are blamed.
-    fn excuse(&mut self, slots: Slots) {
-        for slot in slots.iter() {
-            if let Some(peer) = self.path.peers.get(&slot.index()) {
-                self.replicas[peer.replica].blemished = true;
-            }
-        }
+        Decided::Failed
     }
 
     /// A change that nobody has acknowledged may be in replicas that are lost, and not in those that are left: they count
     /// as much then as who has later ones. A count says how many changes there were, not which.
-    fn taint_lost(&mut self) {
-        let rw = self.path.modes.now().rw;
-        for (index, peer) in &self.path.peers {
-            if Slot::new(*index).is_some_and(|slot| !rw.contains(slot)) {
-                self.replicas[peer.replica].tainted = true;
-            }
-        }
-    }
-
-    /// Full replicas may have written a part, which counters do not tell.
-    fn taint(&mut self, slots: Slots, full: bool) {
-        for slot in slots.iter().filter(|_| full) {
-            if let Some(peer) = self.path.peers.get(&slot.index()) {
-                self.replicas[peer.replica].tainted = true;
-            }
-        }
-    }
-
-    fn answered_read(&mut self, id: u64, reply: Reply) {
-        let modes = self.path.modes.now();
-        let Some(task) = self.path.tasks.get_mut(&id) else { return };
-        let Phase::Reading { read, piece, left, data } = &mut task.phase else { return };
-        let Reply::Data(values) = reply else {
-            let (piece, from) = (*piece, read.current());
-            let next = match reply {
-                Reply::Damaged { block } => {
-                    if let (Kind::Read, Some(peer)) =
-                        (task.kind, self.path.peers.get(&from.index()))
-                    {
-                        task.patients.push((from, peer.id, block));
-                    }
-                    read.retry_damaged(modes)
-                }
-                _ => read.retry(modes),
-            };
-            let faulted = read.faulted();
-            match next {
-                Some(slot) => self.send_read(id, slot, piece),
-                None => self.unread(id, faulted),
-            }
-            return;
-        };
-        if let Some(peer) = self.path.peers.get_mut(&read.current().index()) {
-            peer.trust.read();
-        }
-        data.extend((piece.0 / SECTOR..).zip(values));
-        let (faulted, left, data) = (read.faulted(), std::mem::take(left), std::mem::take(data));
-        let kind = task.kind;
-        self.fault(faulted, "a read failed");
-        let modes = self.path.modes.now();
-        if !left.is_empty() {
-            self.begin_read(id, modes, left, data);
-        } else if kind == Kind::Read {
-            let values: Vec<_> = data.into_values().collect();
-            self.end(id, Outcome::Done, &values, false);
-        } else {
-            self.change(id, data);
-        }
-    }
-
-    /// No replica could read what was asked for.
-    fn unread(&mut self, id: u64, faulted: Slots) {
-        self.fault(faulted, "a read failed");
-        let Some(task) = self.path.tasks.get_mut(&id) else { return };
-        if let Some(fan_out) = task.first.take() {
-            // The write itself has gone out before. Another one may have lost what they need only since.
-            let met: Slots = task.met.iter().filter_map(|(slot, _)| Slot::new(*slot)).collect();
-            self.excuse(met);
-            return self.conclude(id, &fan_out, true);
-        }
-        let patients = std::mem::take(&mut task.patients);
-        if patients.is_empty() || task.rounds == ROUNDS_MAX || is(Bug::NeverHeal) {
-            return self.end(id, Outcome::Failed, &[], false);
-        }
-        task.rounds += 1;
-        task.phase = Phase::Mending { left: patients.len(), healed: false };
-        patients.into_iter().for_each(|patient| self.begin_healing(patient, Some(id)));
-    }
-
-    /// One of the blocks that a request waits for is healed, or cannot be.
-    pub(super) fn mended(&mut self, id: u64, block_is_well: bool) {
-        let Some(task) = self.path.tasks.get_mut(&id) else { return };
-        let Phase::Mending { left, healed } = &mut task.phase else { return };
-        *left -= 1;
-        *healed |= block_is_well;
-        if *left > 0 {
-            return;
-        }
-        if !*healed {
-            return self.end(id, Outcome::Failed, &[], false);
-        }
-        task.met.clear();
-        let whole = (task.offset, task.length);
-        let modes = self.path.modes.now();
-        self.begin_read(id, modes, vec![whole], BTreeMap::new());
-    }
-
-    /// Answers the user, and lets those begin that waited.
-    fn end(&mut self, id: u64, outcome: Outcome, data: &[u32], changed: bool) {
-        let Some(task) = self.path.tasks.remove(&id) else { return };
-        let excused = self.all_met_damage(&task);
-        if task.locked {
-            self.path.locks.unlock(task.offset, task.length);
-        }
-        if !(excused && outcome == Outcome::Failed) {
-            self.check_outcome(task.kind, outcome);
-        }
-        if let Err(what) = self.client.end(id, outcome, data, changed) {
-            self.violated(what);
-        }
-        task.patients.into_iter().for_each(|patient| self.begin_healing(patient, None));
-        self.drain();
+    fn taint_lost(&mut self, complete: &[usize]) {
+        let lost = self.path.peers.values().filter(|replica| !complete.contains(replica));
+        lost.for_each(|replica| self.replicas[*replica].tainted = true);
     }
 
     /// Whether no complete replica has one of the blocks of a request.
-    fn all_met_damage(&self, task: &Task) -> bool {
-        let rw = self.path.modes.now().rw;
-        let mut blocks = task.met.iter().map(|(_, block)| block);
-        blocks.any(|block| rw.iter().all(|slot| task.met.contains(&(slot.index(), *block))))
-    }
-
-    /// I/O goes on while one good replica remains.
-    fn check_outcome(&mut self, kind: Kind, outcome: Outcome) {
-        let rw = self.path.modes.now().rw;
-        if outcome == Outcome::Failed && !rw.is_empty() {
-            self.violated(format!("a {kind:?} fails though {rw:?} are complete"));
-        }
-        let full = |slot: Slot| {
-            let peer = self.path.peers.get(&slot.index());
-            peer.is_some_and(|peer| self.replicas[peer.replica].capacity < usize::MAX)
+    fn all_met_damage(&self, wish: &Wish, complete: &[usize]) -> bool {
+        let blocks = wish.first / SECTORS..(wish.first + wish.count).div_ceil(SECTORS);
+        let met = |replica: &usize, block: usize| {
+            self.path.met.get(&(*replica, block)).is_some_and(|at| *at >= wish.asked)
         };
-        if outcome == Outcome::NoSpace && kind == Kind::Write && !rw.iter().all(full) {
-            self.violated(format!("no space though some of {rw:?} have some"));
-        }
+        blocks.into_iter().any(|block| complete.iter().all(|replica| met(replica, block)))
     }
+}
 
-    pub fn drain(&mut self) {
-        self.lock_healings();
-        for id in std::mem::take(&mut self.path.waiting) {
-            self.begin(id);
-        }
-    }
+/// The data of a payload.
+pub fn sectors(payload: &[u8]) -> Vec<u32> {
+    payload.chunks_exact(SECTOR).map(value).collect()
+}
+
+/// A payload of these sectors.
+pub fn bytes(sectors: &[u32]) -> Vec<u8> {
+    let mut bytes = vec![0; sectors.len() * SECTOR];
+    bytes.chunks_exact_mut(SECTOR).zip(sectors).for_each(|(sector, value)| fill(sector, *value));
+    bytes
 }

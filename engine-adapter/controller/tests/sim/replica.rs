@@ -41,6 +41,8 @@ pub enum Request {
         block: usize,
         data: Vec<u32>,
     },
+    Flush,
+    Ping,
 }
 
 /// What it answers.
@@ -48,8 +50,9 @@ pub enum Request {
 pub enum Reply {
     Data(Vec<u32>),
     Done,
+    /// So many sectors were written before it was full, which it does not say.
     NoSpace {
-        written: u32,
+        written: usize,
     },
     /// This block is not what was written.
     Damaged {
@@ -58,6 +61,8 @@ pub enum Reply {
     /// It was healed, or had not to be.
     Healed(bool),
     Failed,
+    /// It says why.
+    Refused(String),
 }
 
 /// A file that came in and counts from the next reload on.
@@ -93,6 +98,8 @@ pub struct Replica {
     pub open: bool,
     /// Requests that were sent under another number belong to connections that are gone.
     pub session: u64,
+    /// How often it was closed: connections of before end when it is opened again.
+    pub gate: u64,
     /// Frozen or cut off until then.
     pub stalled_until: u64,
     /// How long it takes to open its store.
@@ -117,6 +124,8 @@ pub struct Replica {
     // For the referee.
     /// Whether something happened to it that may make it `ERR`.
     pub blemished: bool,
+    /// Blocks that it was asked to heal since it was connected, twice those that had to be.
+    pub healed: u32,
     /// Whether it differs from others in more than what its counter tells.
     pub tainted: bool,
     pub counter_disabled: bool,
@@ -125,7 +134,10 @@ pub struct Replica {
 impl Replica {
     pub fn new(size: usize, counter_disabled: bool) -> Self {
         let capacity = usize::MAX;
-        Self { size, alive: true, capacity, table: usize::MAX, counter_disabled, ..Self::default() }
+        // As its first start has named it.
+        let revert = Some(String::new());
+        let table = usize::MAX;
+        Self { size, revert, alive: true, capacity, table, counter_disabled, ..Self::default() }
     }
 
     /// Sectors.
@@ -182,7 +194,9 @@ impl Replica {
         let (first, end, partial) = match request {
             Request::Read { first, count } => (*first, first + count, false),
             Request::Write { first, data } => (*first, first + data.len(), true),
-            Request::Unmap { .. } | Request::Heal { .. } => return None,
+            Request::Unmap { .. } | Request::Heal { .. } | Request::Flush | Request::Ping => {
+                return None;
+            }
         };
         let whole = |block: &usize| first <= block * SECTORS && (block + 1) * SECTORS <= end;
         let mut blocks = first / SECTORS..end.div_ceil(SECTORS);
@@ -219,8 +233,11 @@ impl Replica {
 
     /// Takes a request; the process is running and open, or refuses.
     pub fn serve(&mut self, request: &Request, now: u64) -> Reply {
+        if self.handed_over {
+            return Reply::Refused(handed_over("/data"));
+        }
         if !self.open {
-            return Reply::Failed;
+            return Reply::Refused("the volume is not open".to_owned());
         }
         if self.failing > 0 {
             self.failing -= 1;
@@ -238,6 +255,7 @@ impl Replica {
             Request::Read { first, count } | Request::Unmap { first, count } => (*first, *count),
             Request::Write { first, data } => (*first, data.len()),
             Request::Heal { block, data } => (block * SECTORS, data.len()),
+            Request::Flush | Request::Ping => (0, 0),
         };
         if first + count > self.sectors() {
             return Reply::Failed;
@@ -246,6 +264,7 @@ impl Replica {
             return Reply::Damaged { block };
         }
         match request {
+            Request::Flush | Request::Ping => Reply::Done,
             Request::Heal { block, data } => self.heal(*block, data),
             Request::Read { .. } => {
                 let all = (first..first + count)
@@ -258,7 +277,7 @@ impl Replica {
                 self.modified = now as i64 * 1000;
                 if written < data.len() {
                     self.blemished = true;
-                    return Reply::NoSpace { written: written as u32 * 512 };
+                    return Reply::NoSpace { written };
                 }
                 self.counter += 1;
                 Reply::Done
@@ -349,6 +368,7 @@ impl Replica {
             Call::Close => {
                 self.dirty = false;
                 self.open = false;
+                self.gate += 1;
                 self.blemished = true;
             }
             Call::SetRebuilding(rebuilding) => {
@@ -359,6 +379,9 @@ impl Replica {
             }
             Call::SetCounter(counter) => self.counter = *counter,
             Call::Snapshot { name, .. } => self.snapshot(name)?,
+            Call::Revert { disk, revert, .. } if disk.is_empty() => {
+                self.revert.get_or_insert_with(|| revert.clone());
+            }
             Call::Revert { disk, revert, .. } => self.revert(disk, revert)?,
             Call::Expand(size) => self.expand(*size as usize / (SECTORS * 512))?,
             Call::RemoveDisk(disk) => {
@@ -376,7 +399,9 @@ impl Replica {
             | Call::SetSnapshotMaxCount(_)
             | Call::SetSnapshotMaxSize(_) => {}
         }
-        self.modified = now as i64 * 1000;
+        if call.needs_open() {
+            self.modified = now as i64 * 1000;
+        }
         if fails { Err("the answer was lost".to_owned()) } else { Ok(self.info()) }
     }
 

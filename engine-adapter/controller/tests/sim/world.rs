@@ -1,12 +1,14 @@
 //! Clock, network, faults, and the machines on it: one thread, everything follows from the seed.
 
 use crate::client::{Client, Content};
+use crate::network::Link;
 use crate::parts::unreachable;
 use crate::path::Path;
-use crate::replica::{FULL_TABLE, Replica, Reply, Request};
+use crate::replica::{FULL_TABLE, Replica};
 use longhorn_controller::rules::ReplicaId;
 use longhorn_controller::volume::parts::done;
 use longhorn_controller::volume::{Call, CallError, Called, Target};
+use longhorn_wire::frame::Header;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -14,9 +16,9 @@ use std::collections::{BTreeMap, BinaryHeap};
 pub const MS: u64 = 1000;
 /// How long a call may take.
 const CALL_LIMIT: u64 = 180_000 * MS;
-/// How long a request of the user may take: two replicas that hang one after the other, a change that
-/// waits for one more, and some.
-const TIMEOUT: u64 = 75_000 * MS;
+/// How long a request of the user may take: two replicas that hang one after the other, the second in a flush, a change
+/// that waits for one more, and some.
+const TIMEOUT: u64 = 200_000 * MS;
 /// What others may take for a call that a complete replica has done.
 pub const OTHERS: u64 = 16_000 * MS;
 /// How long I/O may be paused if a replica answers: the timeout of others, twice.
@@ -25,17 +27,21 @@ const HELD: u64 = 2 * OTHERS + 1000 * MS;
 /// What happens at a moment.
 #[derive(Debug)]
 pub enum Event {
-    /// A request reaches a replica.
-    Arrive { message: u64, replica: usize, session: u64, peer: ReplicaId, request: Request },
-    /// An answer reaches the data path.
-    Answer { message: u64, replica: usize, session: u64, reply: Reply },
-    /// The data path sees that connections are gone.
-    Broken { replica: usize, session: u64 },
+    /// What was sent on a connection reaches a replica.
+    Up { link: u64 },
+    /// A replica carries a request out.
+    Serve { link: u64, header: Header, payload: Vec<u8> },
+    /// What was sent on a connection reaches the data path.
+    Down { link: u64 },
+    /// The data path sees that a connection is gone.
+    Broken { link: u64 },
+    /// A reactor takes a turn.
+    Turn { path: u64, lane: usize },
     /// A call reaches a replica.
     Called { number: u64, replica: usize, session: u64, pauses: u64, call: Call },
     /// The answer to a call is there.
     Returned { number: u64, answer: Called },
-    /// The data path looks at its clock.
+    /// The user looks at the clock.
     Tick,
     /// The user asks for something.
     Wish,
@@ -43,8 +49,6 @@ pub enum Event {
     Fault,
     /// A replica that ended is started again.
     Restart { replica: usize },
-    /// A replica is blamed late: only with a planted mistake.
-    LateFault { slots: u64 },
 }
 
 /// How much goes wrong, and what.
@@ -70,6 +74,8 @@ pub struct World {
     last_event: u64,
     pub replicas: Vec<Replica>,
     pub path: Path,
+    pub links: BTreeMap<u64, Link>,
+    pub last_link: u64,
     pub client: Client,
     pub weather: Weather,
     /// Whether nothing goes wrong for a while.
@@ -107,6 +113,8 @@ impl World {
             last_event: 0,
             replicas,
             path: Path::default(),
+            links: BTreeMap::new(),
+            last_link: 0,
             client: Client::default(),
             weather,
             calm: false,
@@ -180,35 +188,11 @@ impl World {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Arrive { message, replica, session, peer, request } => {
-                let connected = self.path.slot_of(peer).is_some();
-                let its = &mut self.replicas[replica];
-                if !connected || !its.alive || its.session != session {
-                    return;
-                }
-                if let Some(wait) = its.stalled_until.checked_sub(self.now + 1) {
-                    self.after(
-                        wait + 1,
-                        Event::Arrive { message, replica, session, peer, request },
-                    );
-                    return;
-                }
-                let reply = its.serve(&request, self.now);
-                let delay = self.latency();
-                self.after(delay, Event::Answer { message, replica, session, reply });
-            }
-            Event::Answer { message, replica, session, reply } => {
-                let its = &self.replicas[replica];
-                if its.session != session {
-                    return;
-                }
-                if let Some(wait) = its.stalled_until.checked_sub(self.now + 1) {
-                    self.after(wait + 1, Event::Answer { message, replica, session, reply });
-                    return;
-                }
-                self.answered(message, reply);
-            }
-            Event::Broken { replica, session } => self.broken(replica, session),
+            Event::Up { link } => self.up(link),
+            Event::Serve { link, header, payload } => self.serve(link, header, payload),
+            Event::Down { link } => self.down(link),
+            Event::Broken { link } => self.broken(link),
+            Event::Turn { path, lane } => self.turn(path, lane),
             Event::Called { number, replica, session, pauses, call } => {
                 self.called(number, replica, session, pauses, &call);
             }
@@ -218,7 +202,7 @@ impl World {
                 }
             }
             Event::Tick => {
-                self.tick();
+                self.check_timeouts();
                 self.after(1000 * MS, Event::Tick);
             }
             Event::Wish => {
@@ -239,7 +223,6 @@ impl World {
                 self.replicas[replica].alive = true;
                 self.note(format!("r{replica} restarted"));
             }
-            Event::LateFault { slots } => self.late_fault(slots),
         }
     }
 
@@ -259,7 +242,8 @@ impl World {
     /// How long a replica hangs.
     fn stall(&mut self) -> u64 {
         match self.random.u32(0..20) {
-            0 => self.random.u64(80_000 * MS..150_000 * MS),
+            // Longer than anybody may wait for it.
+            0 => self.random.u64(210_000 * MS..400_000 * MS),
             1..=6 => self.random.u64(10 * MS..4000 * MS),
             _ => self.random.u64(4000 * MS..40_000 * MS),
         }
@@ -288,7 +272,7 @@ impl World {
 
     fn fault_somewhere(&mut self) {
         let replica = self.random.usize(0..self.replicas.len());
-        let kind = self.random.u32(0..12);
+        let kind = self.random.u32(0..15);
         let stall = self.stall();
         let room = self.random.usize(0..4);
         let count = self.random.u32(1..3);
@@ -307,6 +291,8 @@ impl World {
             }
             4..=6 => its.failing += count,
             7 | 8 => its.failing_calls += 1,
+            12 | 13 => return self.cut(replica),
+            14 => return self.stop_controller(),
             _ if self.weather.full => {
                 let everybody = self.random.bool();
                 for (index, its) in self.replicas.iter_mut().enumerate() {
@@ -320,15 +306,41 @@ impl World {
         self.note(format!("fault {kind} at r{replica}, stall {stall}, room {room}"));
     }
 
+    /// One connection to a replica breaks, or all do.
+    fn cut(&mut self, replica: usize) {
+        let mut links = self.links_to(replica);
+        if self.random.bool() {
+            links.truncate(1);
+        }
+        self.replicas[replica].blemished |= !links.is_empty();
+        self.note(format!("connections {links:?} to r{replica} break"));
+        let delay = self.random.u64(1..50 * MS);
+        links.into_iter().for_each(|link| self.break_link(link, delay));
+    }
+
+    /// The controller's reactors do not run for a while, for which no replica is to blame, nor is the path.
+    fn stop_controller(&mut self) {
+        let long = self.random.u32(0..4) == 0;
+        let time = self.random.u64(MS..if long { 60_000 * MS } else { 1500 * MS });
+        let last = self.path.stopped_until;
+        if last > 0 && last + 60_000 * MS > self.now {
+            return;
+        }
+        self.note(format!("the controller stops for {time}"));
+        self.path.stopped_until = self.now + time;
+        let until = self.path.stopped_until;
+        self.client.wishes.values_mut().for_each(|wish| wish.since = wish.since.max(until));
+    }
+
     /// A replica's process ends; it is started again some time later.
     pub fn crash(&mut self, replica: usize) {
+        let links = self.links_to(replica);
         let its = &mut self.replicas[replica];
-        let session = its.session;
         its.stop();
         its.blemished = true;
         let cut_off = its.stalled_until.saturating_sub(self.now);
         self.note(format!("r{replica} crashed"));
-        self.after(MS + cut_off, Event::Broken { replica, session });
+        links.into_iter().for_each(|link| self.break_link(link, MS + cut_off));
         let pause = self.random.u64(10 * MS..3000 * MS);
         self.after(pause, Event::Restart { replica });
     }
@@ -471,7 +483,6 @@ impl World {
         }
         let now = self.now;
         self.client.wishes.values_mut().for_each(|wish| wish.since = wish.since.max(now));
-        self.drain();
     }
 }
 

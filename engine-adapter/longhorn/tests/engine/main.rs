@@ -34,6 +34,7 @@ mod moving;
 mod path;
 mod process;
 mod snapshots;
+mod taking;
 mod unmap;
 mod upgrade;
 

@@ -313,9 +313,9 @@ impl Order {
         if existing == Some(info.size) && self.is_equal(disk, info).unwrap_or(false) {
             return Ok(None);
         }
-        // From here on the checksum does not hold.
-        Record::remove(&shelf.image(disk))?;
         let layer = StoreLayer(replica.incoming().begin(disk, info.size)?);
+        // It may come in, so from here on the checksum does not hold.
+        Record::remove(&shelf.image(disk))?;
         Ok(Some((Arc::new(layer), existing.is_some())))
     }
 

@@ -69,12 +69,7 @@ impl Shelf {
     /// # Errors
     /// `NotFound`.
     pub fn layer_name(&self, disk: &str) -> Result<String> {
-        let snapshot = names::snapshot_name(disk).ok_or_else(|| no_disk(disk))?;
-        let layers = self.replica.store()?.layers(self.replica.volume_name())?;
-        let staged = format!("{}{snapshot}", names::STAGING_PREFIX);
-        let mut names = [snapshot.to_owned(), staged].into_iter();
-        let found = names.find(|name| layers.iter().any(|layer| layer.name.as_ref() == Some(name)));
-        found.ok_or_else(|| no_disk(disk))
+        self.replica.incoming().layer_name(disk)?.ok_or_else(|| no_disk(disk))
     }
 
     /// Records a layer's checksum as another replica has computed it, also of one that is not to

@@ -225,7 +225,8 @@ impl Growth {
                 log::warn("grow", &[("size", &target), ("error", &e)]);
             }
             troubled = true;
-            if e.kind() == ErrorKind::Poisoned || target - info.size < FREE_MIN_BYTES / 4 {
+            let stopped = matches!(e.kind(), ErrorKind::Poisoned | ErrorKind::Elsewhere);
+            if stopped || target - info.size < FREE_MIN_BYTES / 4 {
                 break;
             }
             // The file system may have room for a part of it.

@@ -84,12 +84,9 @@ fn prepare(process: &Process) -> Result<Held> {
     let dir = &*process.options.dir;
     fs::create_dir_all(dir).map_err(|e| Error::io(e, format!("making `{}`", dir.display())))?;
     if process.take_over.is_some() && upstream::serve::is_upstream(dir)? {
-        if process.options.backing_file.is_some() {
-            let text = "--take-over takes no replica over that has a backing file: use `longhorn replica-import`";
-            return Err(Error::invalid(text));
-        }
         let volume = volume_name(&process.options);
-        upstream::serve::begin(dir, volume, &process.store, &|_| Ok(()))?;
+        let below = process.options.backing_file.as_deref();
+        upstream::serve::begin(dir, volume, below, &process.store, &|_| Ok(()))?;
         log::info("upstream-files", &[("volume", &volume), ("state", &"served")]);
     }
     let held = Held::shared(dir)?;
@@ -215,7 +212,7 @@ fn start_replica(
     let options = &process.options;
     let source = source(owner, options)?;
     let replica = options.replica(volume_name(options), Some(store_file));
-    let taken = upstream::serve::find(&options.dir)?;
+    let taken = upstream::serve::find(&options.dir, options.backing_file.as_deref())?;
     let replica = ReplicaOptions { taken, take_over: process.take_over, ..replica };
     let replica = Replica::new(replica, source)?;
     owner.serves(&replica);

@@ -9,9 +9,10 @@
 //! in a directory there, and keeps its volume.
 
 use crate::replica::FILES;
-use crate::replica::meta::VOLUME_META;
+use crate::replica::meta::{VOLUME_META, VolumeMeta};
 use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_service::log;
+use longhorn_wire::names;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -238,17 +239,40 @@ impl Registry {
         absent(directory) && marker.exists() && !was_mounted(&marker)
     }
 
+    /// Whether a directory whose note is of an older version, which does not say the volume, may be that of this volume:
+    /// one that was not served where it is, and whose file tells of the same size and the same snapshot below the head.
+    fn may_be_moved(&self, store: &Store, other: &Path, volume: &str) -> bool {
+        if self.marker(other).exists() {
+            return false;
+        }
+        let meta = match VolumeMeta::read(other) {
+            Ok(Some(meta)) => meta,
+            // What cannot be read may say so.
+            Ok(None) => return other.join(VOLUME_META).exists(),
+            Err(_) => return true,
+        };
+        let layers = store.layers(volume).unwrap_or_default();
+        let head = layers.iter().find(|layer| layer.name.is_none());
+        let below = head.and_then(|head| head.parent.as_deref()).map(names::snapshot_disk);
+        let is_alike = head.is_none_or(|head| head.size == meta.size)
+            && below.unwrap_or_default() == meta.parent;
+        if is_alike {
+            let why = "an older version served what is there: if it is not this volume, remove it";
+            log::warn(
+                "may-be-moved",
+                &[("volume", &volume), ("to", &other.display()), ("why", &why)],
+            );
+        }
+        is_alike
+    }
+
     /// Where the replica of this volume is now, if it was moved from its directory to another one beside that, or into
     /// one. What cannot be looked at may be it.
     fn moved_to(&self, store: &Store, directory: &Path, volume: &str) -> Option<PathBuf> {
-        let volumes = store.volumes(false);
-        let has_volume = |directory: &Path| {
-            volume_of(directory).is_ok_and(|name| volumes.iter().any(|volume| volume.name == name))
-        };
         let is_it = |other: &Path| match fs::read(other.join(STORE_NOTE)) {
             Ok(text) => serde_json::from_slice::<Note>(&text).is_ok_and(|note| {
-                let is_its = note.volume == volume || note.volume.is_empty() && !has_volume(other);
-                note.store == self.store && is_its
+                let guessed = || note.volume.is_empty() && self.may_be_moved(store, other, volume);
+                note.store == self.store && (note.volume == volume || guessed())
             }),
             Err(e) => !is_absent(&e),
         };
@@ -350,7 +374,7 @@ mod tests {
             let directory = self.directory.path().join("disk").join(name);
             fs::create_dir(&directory).unwrap();
             self.registry.admit(&self.store, &directory).unwrap();
-            fs::write(directory.join(VOLUME_META), "{}").unwrap();
+            VolumeMeta { size: 1 << 20, ..VolumeMeta::default() }.write(&directory).unwrap();
             let volume = volume_of(&directory).unwrap();
             self.store.create_volume(&volume, 1 << 20).unwrap();
             (directory, volume)
@@ -426,6 +450,36 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
         assert_eq!([(); 2].map(|()| setup.sweep()), [0, 1]);
         assert!(!setup.volumes().contains(&volume));
+    }
+
+    /// Found by review: one note of an older version, which does not say whose it is, kept all volumes of its disk.
+    #[test]
+    fn a_note_without_a_name_keeps_no_volume_that_it_cannot_be_of() {
+        let setup = Setup::new();
+        let disk = setup.directory.path().join("disk");
+        let note = serde_json::json!({ "store": setup.registry.store, "key": "" }).to_string();
+        let gone = ["first", "second"].map(|name| setup.replica(name).0);
+        // One that never had a volume, one of another volume, and one that is where it always was.
+        let (served, _) = setup.replica("served");
+        let others = [disk.join("empty"), disk.join("other"), disk.join("snapshots"), served];
+        for other in &others {
+            fs::create_dir_all(other).unwrap();
+            fs::write(other.join(STORE_NOTE), &note).unwrap();
+        }
+        let meta = VolumeMeta { size: 1 << 20, ..VolumeMeta::default() };
+        VolumeMeta { size: 2 << 20, ..meta.clone() }.write(&others[1]).unwrap();
+        let parent = names::snapshot_disk("s");
+        VolumeMeta { parent, ..meta.clone() }.write(&others[2]).unwrap();
+        gone.iter().for_each(|directory| fs::remove_dir_all(directory).unwrap());
+        assert_eq!([(); 2].map(|()| setup.sweep()), [0, 2]);
+        // What cannot be read, or may be it, keeps it.
+        let (moved, volume) = setup.replica("third");
+        fs::remove_dir_all(&moved).unwrap();
+        for text in ["{", &serde_json::json!(meta).to_string()] {
+            fs::write(others[0].join(VOLUME_META), text).unwrap();
+            assert_eq!([(); 2].map(|()| setup.sweep()), [0; 2], "{text}");
+        }
+        assert!(setup.volumes().contains(&volume));
     }
 
     /// Found by review: what could not be looked at, as without file descriptors, counted as not there.

@@ -108,6 +108,20 @@ impl Replica {
         Ok(())
     }
 
+    /// Names the head, the same on all replicas of the volume, if it is not known what made it: from here on it is told
+    /// from one that a revert made.
+    ///
+    /// # Errors
+    /// `Busy` once the store has gone to a newer process.
+    pub fn name_head(&self, name: String) -> Result<()> {
+        let Some(_work) = self.begin()? else { return Ok(()) };
+        if self.owned().is_some() && self.state().revert.is_none() {
+            self.state().revert = Some(name);
+            self.repeat_in_meta();
+        }
+        Ok(())
+    }
+
     /// There is a new, empty head; and the revert that made it, none, or nothing if that is not known.
     pub(super) fn headed_anew(&self, revert: Option<String>) {
         {

@@ -21,7 +21,7 @@ fn refused(message: impl fmt::Display) -> ExpandError {
 /// A step failed that does all or nothing; of a broken disk or store nobody knows.
 fn unchanged(error: Error) -> ExpandError {
     match error.kind() {
-        ErrorKind::Io | ErrorKind::Poisoned => refused(error),
+        ErrorKind::Io | ErrorKind::Poisoned | ErrorKind::Elsewhere => refused(error),
         _ => ExpandError::new(ExpandCode::FunctionFailedRollbackSucceeded, error),
     }
 }

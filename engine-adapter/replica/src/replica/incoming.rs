@@ -26,6 +26,8 @@ pub(super) const MERGE_PATIENCE: Duration = Duration::from_secs(60);
 pub(super) const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 /// Before the next attempt at it.
 const MERGE_PAUSE: Duration = Duration::from_millis(5);
+/// What errors say of it.
+const CLONE_AGAIN: &str = "it was cloned again";
 
 /// The receiving side of a replica.
 #[derive(Debug)]
@@ -50,7 +52,25 @@ impl Incoming<'_> {
     pub fn existing(&self, disk: &str) -> Result<Option<u64>> {
         let snapshot = snapshot_of(disk)?;
         let layers = self.layers()?;
-        Ok(find(&layers, snapshot).map(|layer| layer.size))
+        Ok(self.coming(&layers, snapshot).map(|layer| layer.size))
+    }
+
+    /// The name in the store of a disk's layer, be it to be seen or coming in.
+    ///
+    /// # Errors
+    /// `Invalid` for a head, those of the store; nothing if there is none.
+    pub fn layer_name(&self, disk: &str) -> Result<Option<String>> {
+        let snapshot = snapshot_of(disk)?;
+        let layers = self.layers()?;
+        let found = self.coming(&layers, snapshot).or_else(|| find(&layers, snapshot));
+        Ok(found.and_then(|layer| layer.name.clone()))
+    }
+
+    /// The layer that content for a snapshot goes to. Of a clone that is never the one that is seen, which may be what
+    /// an earlier clone brought.
+    fn coming<'a>(&self, layers: &'a [LayerInfo], snapshot: &str) -> Option<&'a LayerInfo> {
+        let beside = self.replica.pending().cloning && !self.replica.state().rebuilding;
+        if beside { named(layers, &staged(snapshot)) } else { find(layers, snapshot) }
     }
 
     /// Opens the layer that is to become the one of this disk, `size` bytes long.
@@ -67,10 +87,14 @@ impl Incoming<'_> {
         let _work = self.replica.work();
         let store = self.ready()?;
         let volume = &self.replica.options.volume;
-        let layers = self.layers()?;
+        let layers = self.layers_for(&store, snapshot)?;
         self.replica.pending().stale.insert(snapshot.to_owned());
-        let Some(found) = find(&layers, snapshot) else {
+        let Some(found) = self.coming(&layers, snapshot) else {
             let name = staged(snapshot);
+            if named(&layers, snapshot).is_some() {
+                self.check_unused(&store, &layers, snapshot)?;
+                return self.stage_beside(&store, snapshot, size, CLONE_AGAIN);
+            }
             let options = SnapshotOptions { system: true, ..Default::default() };
             store.insert_snapshot(volume, &name, size, &options)?;
             return store.layer(volume, Some(&name));
@@ -87,6 +111,35 @@ impl Incoming<'_> {
             store.relink(volume, &[link], head.and_then(|head| head.parent.as_deref()))?;
         }
         store.layer(volume, Some(&name))
+    }
+
+    /// All layers. What an attempt before has left beside a snapshot is none of this one's.
+    fn layers_for(&self, store: &Store, snapshot: &str) -> Result<Vec<LayerInfo>> {
+        let layers = self.layers()?;
+        let left = self.replica.pending().cloning
+            && self.replica.state().restoring.is_none()
+            && [snapshot, &staged(snapshot)].iter().all(|name| named(&layers, name).is_some());
+        if left {
+            store.delete_snapshot(&self.replica.options.volume, &staged(snapshot))?;
+            return self.layers();
+        }
+        Ok(layers)
+    }
+
+    /// Whether a snapshot is what an earlier clone brought, and nobody has used the volume since: one of several replicas
+    /// may have failed, or this one before its head was put on it, and all are asked again.
+    fn check_unused(&self, store: &Store, layers: &[LayerInfo], snapshot: &str) -> Result<()> {
+        let cloned = |layer: &LayerInfo| !layer.user_created && layer.parent.is_none();
+        let is_on_it =
+            |layer: &LayerInfo| layer.name.is_some() && layer.parent.as_deref() == Some(snapshot);
+        if named(layers, snapshot).is_some_and(cloned)
+            && !layers.iter().any(is_on_it)
+            && self.replica.is_head_empty(store)?
+        {
+            return Ok(());
+        }
+        let disk = names::snapshot_disk(snapshot);
+        Err(Error::new(ErrorKind::Exists, format!("snapshot {disk} is already existing")))
     }
 
     /// Takes the description of a disk, to hold from the next reload on; of a head, only its parent
@@ -176,15 +229,39 @@ impl Incoming<'_> {
         let store = replica.store().inspect_err(|_| {
             // Whoever has the store has cleared it of what was begun.
             replica.pending().forget();
+            replica.state().restoring = None;
         })?;
-        let shown = if went_well { replica.show_incoming(&store) } else { Ok(()) };
-        let cleared = replica.settle_staged(&store);
+        let shown = if went_well { self.show_clone(&store) } else { Ok(()) };
+        replica.state().restoring = None;
+        let named = replica.name_restored(&store);
+        let cleared = named.and_then(|()| match replica.drop_staged(&store) {
+            // Somebody reads what the clone has replaced: that goes at the next start.
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                let volume = &replica.options.volume;
+                log::warn("settle", &[("volume", volume), ("error", &error)]);
+                Ok(())
+            }
+            dropped => dropped,
+        });
         replica.pending().forget();
         let rebuilding = replica.state().rebuilding;
         if !rebuilding {
             store.set_rebuilding(&replica.options.volume, false)?;
         }
         shown.and(cleared)
+    }
+
+    /// Shows what a clone has brought. Until then what an earlier one brought stays, and is replaced in one step.
+    fn show_clone(&self, store: &Store) -> Result<()> {
+        let replica = self.replica;
+        let again = replica.state().restoring.as_ref().map(|begun| begun.snapshot.clone());
+        let Some(snapshot) = again else { return replica.show_incoming(store) };
+        self.check_unused(store, &self.layers()?, &snapshot)?;
+        self.put_in_place(store, &snapshot)?;
+        replica.headed_anew(None);
+        let volume = &replica.options.volume;
+        log::info("clone-again", &[("volume", volume), ("snapshot", &snapshot)]);
+        Ok(())
     }
 
     /// Makes what has come in durable.
@@ -337,8 +414,11 @@ pub(crate) fn staged(snapshot: &str) -> String {
 
 /// The layer of a snapshot, or the one that is to become it.
 fn find<'a>(layers: &'a [LayerInfo], snapshot: &str) -> Option<&'a LayerInfo> {
-    let named = |name: &str| layers.iter().find(|layer| layer.name.as_deref() == Some(name));
-    named(snapshot).or_else(|| named(&staged(snapshot)))
+    named(layers, snapshot).or_else(|| named(layers, &staged(snapshot)))
+}
+
+fn named<'a>(layers: &'a [LayerInfo], name: &str) -> Option<&'a LayerInfo> {
+    layers.iter().find(|layer| layer.name.as_deref() == Some(name))
 }
 
 pub(super) fn parent_of(meta: &DiskMeta) -> Option<String> {

@@ -18,9 +18,13 @@ use longhorn_wire::names;
 /// Ranges of a map asked for at once.
 const RANGES: usize = 64;
 
-/// A restore that is under way, and what it was begun on.
+/// A restore that is under way, or a clone that was asked for again, and what it was begun on.
 #[derive(Debug)]
 pub(super) struct Restoring {
+    /// What it is, as errors name it.
+    what: &'static str,
+    /// The snapshot that is to have the content.
+    pub(super) snapshot: String,
     /// The layer that is filled, by its identity, as those that follow.
     layer: String,
     head: String,
@@ -65,16 +69,31 @@ impl Incoming<'_> {
         let replica = self.replica;
         replica.settle_staged(store)?;
         *replica.pending() = Pending::default();
+        let size = store.volume_size(&replica.options.volume)?;
+        self.stage_beside(store, snapshot, size, "a backup was restored")
+    }
+
+    /// Opens a layer that is to take the place of a snapshot in one step ([`Incoming::put_in_place`]), beside what is here.
+    pub(super) fn stage_beside(
+        &self,
+        store: &Store,
+        snapshot: &str,
+        size: u64,
+        what: &'static str,
+    ) -> Result<Layer> {
+        let replica = self.replica;
         let volume = &replica.options.volume;
         let name = staged(snapshot);
         // As upstream's, of which nothing is known but the content.
         let created_ns = Some(0);
         let options = SnapshotOptions { system: true, created_ns, ..Default::default() };
-        store.insert_snapshot(volume, &name, store.volume_size(volume)?, &options)?;
+        store.insert_snapshot(volume, &name, size, &options)?;
         let layer = store.layer(volume, Some(&name))?;
         let layers = store.layers(volume)?;
         let uuid = |name: Option<&str>| find(&layers, name).map(|layer| layer.uuid.clone());
         let restoring = Restoring {
+            what,
+            snapshot: snapshot.to_owned(),
             layer: uuid(Some(&name)).unwrap_or_default(),
             head: uuid(None).unwrap_or_default(),
             base: uuid(Some(snapshot)),
@@ -122,24 +141,33 @@ impl Incoming<'_> {
         let (store, volume) = (replica.store()?, &replica.options.volume);
         let staged = staged(snapshot);
         store.flush()?;
-        if onto {
+        let restored = if onto {
             replica.finish_merges(&store, SHORT_PATIENCE)?;
-        }
-        let restored = self.check_restore(&store, snapshot, onto)?;
-        replica.note_generation(Generation::change);
-        if onto {
+            let restored = self.check_restore(&store, snapshot, onto)?;
+            replica.note_generation(Generation::change);
             let meta = DiskMeta { parent: disk.to_owned(), ..DiskMeta::default() };
             store.relink(volume, &[link(&staged, &meta)], Some(&staged))?;
+            replica.state().restoring = None;
+            restored
         } else {
-            store.rollback_keeping_size(volume, &staged)?;
-        }
-        replica.state().restoring = None;
+            self.put_in_place(&store, snapshot)?
+        };
         // Where that fails the mark stays, and the next start does it.
         let settled = replica.clear_restore(&store);
         replica.headed_anew(None);
         settled?;
         replica.state().restored = Some(restored);
         Ok(())
+    }
+
+    /// Puts the head on the layer that was filled for a snapshot; its identity. Names follow ([`Replica::settle_staged`]).
+    pub(super) fn put_in_place(&self, store: &Store, snapshot: &str) -> Result<String> {
+        let replica = self.replica;
+        let filled = self.check_restore(store, snapshot, false)?;
+        replica.note_generation(Generation::change);
+        store.rollback_keeping_size(&replica.options.volume, &staged(snapshot))?;
+        replica.state().restoring = None;
+        Ok(filled)
     }
 
     /// The identity of the layer that was filled, if everything is as it was when the restore was begun.
@@ -149,9 +177,10 @@ impl Incoming<'_> {
         let is_empty = !onto || replica.is_head_empty(store)?;
         let writes = replica.writes(store);
         let state = replica.state();
+        let what = state.restoring.as_ref().map_or("a backup was restored", |begun| begun.what);
         let begun = state.restoring.as_ref().filter(|begun| !begun.void);
         let Some(begun) = begun.filter(|_| state.opened.is_some() && !state.rebuilding) else {
-            return Err(Error::invalid("the replica was closed while a backup was restored"));
+            return Err(Error::invalid(format!("the replica was closed while {what}")));
         };
         let has = |name: Option<&str>, uuid: &str| {
             find(&layers, name).is_some_and(|layer| layer.uuid == uuid)
@@ -164,9 +193,7 @@ impl Incoming<'_> {
         if !(is_head && is_empty && has(Some(&staged(snapshot)), &begun.layer))
             || (onto && !is_based())
         {
-            return Err(Error::invalid(
-                "somebody has changed the volume while a backup was restored to it",
-            ));
+            return Err(Error::invalid(format!("somebody has changed the volume while {what}")));
         }
         Ok(begun.layer.clone())
     }
@@ -256,7 +283,7 @@ impl Replica {
     }
 
     /// Whether the head holds nothing: neither data nor zeros.
-    fn is_head_empty(&self, store: &Store) -> Result<bool> {
+    pub(super) fn is_head_empty(&self, store: &Store) -> Result<bool> {
         let head = store.layer(&self.options.volume, None)?;
         let (mut at, end) = (0, head.size());
         while at < end {

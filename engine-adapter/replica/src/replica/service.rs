@@ -145,12 +145,19 @@ impl ReplicaService for ReplicaRpc {
         request: Request<ReplicaRevertRequest>,
     ) -> Reply<ReplicaRevertResponse> {
         let ReplicaRevertRequest { name, created, revert } = request.into_inner();
-        let revert_name = Some(revert).filter(|revert| !revert.is_empty());
+        let given = revert;
         let revert = move |replica: &Replica| {
             // With the code of what has changed nothing: who is told so by all replicas need give up none.
             let early = |e| Status::new(Code::InvalidArgument, text(&e));
             replica.check_taken().map_err(early)?;
-            replica.revert_as(&name, &created, revert_name).map_err(failed)
+            match given {
+                Some(head) if name.is_empty() => replica.name_head(head),
+                given => {
+                    let given = given.filter(|revert| !revert.is_empty());
+                    replica.revert_as(&name, &created, given)
+                }
+            }
+            .map_err(failed)
         };
         let replica = self.change(revert).await?;
         Ok(Response::new(ReplicaRevertResponse { replica }))

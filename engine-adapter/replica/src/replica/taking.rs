@@ -248,7 +248,8 @@ impl Replica {
                 layers => layers?,
             };
             let Some(taking) = taking else { return Ok(layers) };
-            let on_files = store.backing(&self.options.volume).is_ok_and(|on| on.is_some());
+            let on = store.backing(&self.options.volume).ok().flatten();
+            let on_files = on.is_some_and(|on| on.identity.starts_with(KIND));
             taking.files.show(&mut layers, on_files);
             // The files may have gone meanwhile.
             if self.taking().is_some() {

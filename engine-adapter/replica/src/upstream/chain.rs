@@ -1,4 +1,5 @@
-//! Upstream's chain of files as one image: a volume rests on it until their content is in the store.
+//! Upstream's chain of files, with the backing image below it, as one image: a volume rests on it until their content is in the
+//! store.
 
 use super::files::Files;
 use crate::replica::KIND;
@@ -12,6 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Blocks that are samples, of all images together.
 const SAMPLES: u64 = 256;
@@ -25,6 +27,8 @@ pub struct Chain {
     size: u64,
     /// The head comes first.
     images: Vec<Image>,
+    /// What shows where none of them has anything.
+    below: Option<Arc<dyn Backing>>,
 }
 
 struct Image {
@@ -33,11 +37,11 @@ struct Image {
 }
 
 impl Chain {
-    /// Opens the images.
+    /// Opens the images, which may lie on a backing image.
     ///
     /// # Errors
     /// `Io`.
-    pub fn open(files: &Files) -> Result<Self> {
+    pub fn open(files: &Files, below: Option<Arc<dyn Backing>>) -> Result<Self> {
         let mut images = Vec::new();
         let mut disk = files.meta.head.as_str();
         while let Some(meta) = files.disks.get(disk) {
@@ -48,9 +52,12 @@ impl Chain {
             images.push(opened);
             disk = &meta.parent;
         }
-        let identity = identity(files)
+        let mut identity = identity(files)
             .map_err(|e| Error::io(e, format!("reading files in `{}`", files.dir.display())))?;
-        Ok(Self { dir: files.dir.clone(), identity, size: files.meta.size, images })
+        if let Some(below) = &below {
+            identity = format!("{identity}; below them: {}", below.identity());
+        }
+        Ok(Self { dir: files.dir.clone(), identity, size: files.meta.size, images, below })
     }
 }
 
@@ -83,9 +90,24 @@ impl Backing for Chain {
             }
         }
         for range in missing {
-            buf[(range.start - offset) as usize..(range.end - offset) as usize].fill(0);
+            let part = &mut buf[(range.start - offset) as usize..(range.end - offset) as usize];
+            self.read_below(range.start, part)?;
         }
         Ok(())
+    }
+}
+
+impl Chain {
+    /// Reads what no image has: zeros where the backing image ends, or there is none.
+    fn read_below(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let size = self.below.as_ref().map_or(0, |below| below.size());
+        let inside = size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let (buf, behind) = buf.split_at_mut(inside);
+        behind.fill(0);
+        match &self.below {
+            Some(below) if !buf.is_empty() => below.read_at(offset, buf),
+            _ => Ok(()),
+        }
     }
 }
 

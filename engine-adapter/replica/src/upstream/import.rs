@@ -85,7 +85,7 @@ pub fn import(options: &ImportOptions, told: Told<'_>) -> Result<Option<Moved>> 
 /// they are.
 fn fill(options: &ImportOptions, files: &Files, place: &Path, told: Told<'_>) -> Result<Moved> {
     files.check_unused()?;
-    let below = open_below(options, files)?;
+    let below = open_below(options.backing_file.as_deref(), files)?;
     if options.keep && exists(&files.dir.join(KEPT))? {
         let text = format!("there is `{KEPT}` from before in the directory: move it away");
         return Err(Error::new(ErrorKind::Exists, text));
@@ -143,9 +143,12 @@ fn fill(options: &ImportOptions, files: &Files, place: &Path, told: Told<'_>) ->
 }
 
 /// The file that the volume rests on, which upstream's files name.
-fn open_below(options: &ImportOptions, files: &Files) -> Result<Option<Arc<dyn Backing>>> {
+///
+/// # Errors
+/// `Invalid` if `path` does not fit them; those of the file.
+pub(super) fn open_below(path: Option<&Path>, files: &Files) -> Result<Option<Arc<dyn Backing>>> {
     let named = &*files.meta.backing_file_path;
-    match &options.backing_file {
+    match path {
         None if named.is_empty() => Ok(None),
         None => Err(Error::invalid(format!(
             "the volume rests on the backing file `{named}`: name it with --backing-file"

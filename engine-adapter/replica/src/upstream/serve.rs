@@ -2,7 +2,8 @@
 //!
 //! The volume rests on these files as on a backing file ([`super::chain`]), and takes writes at once. Meanwhile the import
 //! fills a second volume of the store ([`SOURCE`]) with all layers, the head's content as the newest snapshot.
-//! Then [`Store::adopt`] puts that in the place of the files.
+//! Then [`Store::adopt`] puts that in the place of the files. If they lie on a backing image, the second volume rests on it
+//! from the first, and the replica's volume from then on.
 //!
 //! | in the replica's directory | a process that was killed has | the next one |
 //! |---|---|---|
@@ -18,7 +19,7 @@
 
 use super::chain::Chain;
 use super::files::{Files, META, REVISION_FILE, is_upstreams, revision};
-use super::import::{Filling, put_counters};
+use super::import::{Filling, open_below, put_counters};
 use super::{
     Count, Held, NEW, Progress, TAKEN, Told, allocated, check_room, check_settled, exists,
     is_half_made, list, make_dir, remove, rename, spare, sync,
@@ -53,8 +54,8 @@ pub fn is_upstream(dir: &Path) -> Result<bool> {
     Ok(!has(STORE_FILE)? && (has(TAKEN)? || has(VOLUME_META)?))
 }
 
-/// Makes a replica of upstream's files that can be served at once, or goes on with that. Nothing is done if another process was
-/// first.
+/// Makes a replica of upstream's files, and of the backing file below them, that can be served at once, or goes on with that.
+/// Nothing is done if another process was first.
 ///
 /// Upstream's replica may be started here until its head is away. So everything is tried before anything is moved,
 /// and looked at again when nobody can open it any more.
@@ -63,7 +64,13 @@ pub fn is_upstream(dir: &Path) -> Result<bool> {
 /// `Busy` while somebody uses the files; `Invalid`, `Exists` or `NotFound` with the reason if they cannot be taken
 /// over; `NoSpace` if the store has no room for their content; those of the store. Nothing has been moved after these, unless it was before, or
 /// the files or the room for them have changed meanwhile.
-pub fn begin(dir: &Path, volume: &str, options: &StoreOptions, told: Told<'_>) -> Result<()> {
+pub fn begin(
+    dir: &Path,
+    volume: &str,
+    backing_file: Option<&Path>,
+    options: &StoreOptions,
+    told: Told<'_>,
+) -> Result<()> {
     let _held = Held::alone(dir)?;
     if exists(&dir.join(STORE_FILE))? {
         return Ok(());
@@ -73,10 +80,15 @@ pub fn begin(dir: &Path, volume: &str, options: &StoreOptions, told: Told<'_>) -
         remove(&dir.join(name))?;
     }
     let file = StoreFile { path: dir.join(NEW), options: options.clone() };
+    let make = |place: &Path| {
+        let files = look(place, volume)?;
+        let below = open_below(backing_file, &files)?;
+        make_store(&files, below, volume, &file, told).map(|()| files)
+    };
     let taken = &dir.join(TAKEN);
     if moved(taken)?.is_empty() {
         told(Progress::default())?;
-        let tried = look(dir, volume).and_then(|files| make_store(&files, volume, &file, told));
+        let tried = make(dir);
         remove(&file.path)?;
         tried?;
         make_dir(taken)?;
@@ -84,9 +96,7 @@ pub fn begin(dir: &Path, volume: &str, options: &StoreOptions, told: Told<'_>) -
     }
     told(Progress::default())?;
     move_files(dir, taken, told)?;
-    let files = look(taken, volume)
-        .and_then(|files| make_store(&files, volume, &file, told).map(|()| files))
-        .map_err(|e| told_of_way_back(&e, dir))?;
+    let files = make(taken).map_err(|e| told_of_way_back(&e, dir))?;
     put_counters(&files, dir)?;
     publish(&file.path, &dir.join(STORE_FILE))?;
     told(Progress::default())?;
@@ -95,29 +105,16 @@ pub fn begin(dir: &Path, volume: &str, options: &StoreOptions, told: Told<'_>) -
 
 /// Files of upstream's that a volume can rest on. All of them are durable.
 fn look(dir: &Path, volume: &str) -> Result<Files> {
-    let files = Files::read(dir)?;
-    check(&files, volume)?;
-    files.check_unused()?;
-    check_room(dir, files.allocated() + spare(dir)?)?;
-    files.names().iter().try_for_each(|name| sync(&dir.join(name)))?;
-    Ok(files)
-}
-
-/// Refuses what only `replica-import` takes over.
-fn check(files: &Files, volume: &str) -> Result<()> {
-    let named = &*files.meta.backing_file_path;
-    if !named.is_empty() {
-        return Err(Error::invalid(format!(
-            "the volume rests on the backing file `{named}`: it cannot be served before its content has come over; use \
-             `longhorn replica-import`"
-        )));
-    }
     if volume == SOURCE {
         return Err(Error::invalid(format!(
             "a volume that is taken over cannot be called `{SOURCE}`"
         )));
     }
-    Ok(())
+    let files = Files::read(dir)?;
+    files.check_unused()?;
+    check_room(dir, files.allocated() + spare(dir)?)?;
+    files.names().iter().try_for_each(|name| sync(&dir.join(name)))?;
+    Ok(files)
 }
 
 /// What to do if upstream's replica is to have its files again.
@@ -206,8 +203,14 @@ fn mixed(dir: &Path, why: &str) -> Error {
 }
 
 /// Makes the store with a volume that shows what the files hold.
-fn make_store(files: &Files, volume: &str, file: &StoreFile, told: Told<'_>) -> Result<()> {
-    let chain: Arc<dyn Backing> = Arc::new(Chain::open(files)?);
+fn make_store(
+    files: &Files,
+    below: Option<Arc<dyn Backing>>,
+    volume: &str,
+    file: &StoreFile,
+    told: Told<'_>,
+) -> Result<()> {
+    let chain: Arc<dyn Backing> = Arc::new(Chain::open(files, below)?);
     let store = file.open_or_create(Some(files.meta.size))?;
     let made = (|| {
         let _file = store.attach_backing(Arc::clone(&chain));
@@ -227,42 +230,50 @@ pub struct Served {
     dir: PathBuf,
     files: Files,
     chain: Arc<dyn Backing>,
+    /// The backing image below them.
+    below: Option<Arc<dyn Backing>>,
     /// Refuses if there is no room for so many bytes.
     room: Box<dyn Fn(u64) -> Result<()> + Send + Sync>,
 }
 
-/// Upstream's files that the replica in this directory is served from, if it is.
+/// Upstream's files that the replica in this directory is served from, if it is, and the backing file below them.
 ///
 /// # Errors
-/// `Io`; `Invalid` if they are not all there.
-pub fn find(dir: &Path) -> Result<Option<Arc<dyn Taken>>> {
+/// `Io`; `Invalid` if they are not all there, or the backing file is not what fits them; those of that file.
+pub fn find(dir: &Path, backing_file: Option<&Path>) -> Result<Option<Arc<dyn Taken>>> {
     let taken = dir.join(TAKEN);
     if !exists(&taken)? {
         return Ok(None);
     }
     let read = || {
         let files = Files::read(&taken)?;
-        Ok((Arc::new(Chain::open(&files)?), files))
+        let below = open_below(backing_file, &files)?;
+        Ok((Arc::new(Chain::open(&files, below.clone())?), below, files))
     };
     match read() {
         // A process that has the store may have removed them just now.
         Err(_) if !exists(&taken)? => Ok(None),
         Err(error) => Err(error),
-        Ok((chain, files)) => Ok(Some(Arc::new(Served::new(dir, files, chain)))),
+        Ok((chain, below, files)) => Ok(Some(Arc::new(Served::new(dir, files, chain, below)))),
     }
 }
 
 impl Served {
-    fn new(dir: &Path, files: Files, chain: Arc<dyn Backing>) -> Self {
+    fn new(
+        dir: &Path,
+        files: Files,
+        chain: Arc<dyn Backing>,
+        below: Option<Arc<dyn Backing>>,
+    ) -> Self {
         let place = dir.to_owned();
         let room = Box::new(move |bytes| check_room(&place, bytes + spare(&place)?));
-        Self { dir: dir.to_owned(), files, chain, room }
+        Self { dir: dir.to_owned(), files, chain, below, room }
     }
 
     /// Fills the second volume, for as long as there is room: other replicas on the disk need it, too, and may fill one as this does.
     fn fill(&self, store: &Store, told: Told<'_>) -> Result<()> {
         let looked = Cell::new(None);
-        fill(store, &self.files, &|progress: Progress| {
+        fill(store, &self.files, self.below.as_ref(), &|progress: Progress| {
             // What is there from before is counted before anything is copied.
             let Progress { bytes, total, copied } = progress;
             if copied > 0 && looked.get().is_none_or(|at| copied >= at + LOOK) {
@@ -296,7 +307,7 @@ impl Taken for Served {
         if let Some(on) = on {
             self.fill(store, told)?;
             // What was read is what the volume shows.
-            let now = Chain::open(&Files::read(&self.files.dir)?)?;
+            let now = Chain::open(&Files::read(&self.files.dir)?, self.below.clone())?;
             if [self.chain.identity(), now.identity()] != [&*on.identity; 2] {
                 return Err(Error::invalid(format!(
                     "files in `{}` have changed while the volume rested on them",
@@ -353,11 +364,20 @@ impl Taken for Served {
 }
 
 /// Fills the second volume.
-fn fill(store: &Store, files: &Files, told: Told<'_>) -> Result<()> {
+fn fill(
+    store: &Store,
+    files: &Files,
+    below: Option<&Arc<dyn Backing>>,
+    told: Told<'_>,
+) -> Result<()> {
+    let _below = below.map(|below| store.attach_backing(Arc::clone(below)));
     let newest = staged(&files.meta.head);
     let size = files.meta.size;
     if !has_source(store) {
-        store.create_volume(SOURCE, size)?;
+        match below {
+            Some(below) => store.create_backed(SOURCE, size, below)?,
+            None => store.create_volume(SOURCE, size)?,
+        };
     }
     let is_whole = !store.volume_info(SOURCE)?.rebuilding;
     if is_whole && store.snapshots(SOURCE, false)?.iter().any(|snapshot| snapshot.name == newest) {

@@ -94,6 +94,12 @@ pub(super) fn upstream_replica(dir: &Path) {
     }
 }
 
+/// The backing file that a volume of upstream's or ours is said to rest on.
+pub(super) fn base_of(dir: &Path) -> Option<PathBuf> {
+    let meta = VolumeMeta::read(dir).unwrap()?;
+    Some(PathBuf::from(meta.backing_file_path)).filter(|path| path.exists())
+}
+
 fn hash_of(source: &dyn Source) -> String {
     hash(source, &HashOptions { threads: 1, cancelled: &|| false, progress: &|_| {} }).unwrap()
 }
@@ -107,7 +113,8 @@ pub(super) fn upstream_views(dir: &Path) -> Views {
             line.push(at.clone());
             at = &meta.parent;
         }
-        let mut view = vec![0; SIZE as usize];
+        let mut view = base_of(dir).map_or_else(Vec::new, |base| fs::read(base).unwrap());
+        view.resize(SIZE as usize, 0);
         for disk in line.iter().rev() {
             let source = SparseFile::source(dir.join(disk)).unwrap();
             for run in source.intervals(0, usize::MAX).unwrap().iter().filter(|run| run.data) {
@@ -137,6 +144,8 @@ pub(super) fn store(dir: &Path) -> Store {
 /// What ours reads.
 pub(super) fn our_views(dir: &Path) -> Views {
     let store = store(dir);
+    let below = base_of(dir).map(|base| dbs_backing::open(&base).unwrap());
+    let _below = below.map(|below| store.attach_backing(below));
     let mut views = Views::new();
     for layer in store.layers("v").unwrap() {
         let spec = layer.name.as_ref().map_or("v".to_owned(), |name| format!("v@{name}"));
@@ -151,7 +160,7 @@ pub(super) fn our_views(dir: &Path) -> Views {
 
 pub(super) fn our_disks(dir: &Path) -> (BTreeMap<String, Disk>, u64) {
     let store = store(dir);
-    let options = ReplicaOptions::new(dir, "v");
+    let options = ReplicaOptions { backing_file: base_of(dir), ..ReplicaOptions::new(dir, "v") };
     let replica = Replica::new(options, StoreSource::Own(store.clone())).unwrap();
     let found = (replica.disks().unwrap(), replica.export_state().unwrap().revision);
     drop(replica);

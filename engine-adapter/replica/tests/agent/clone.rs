@@ -1,6 +1,7 @@
 //! Clone: a snapshot of another volume becomes this one's content.
 
 use crate::support::*;
+use longhorn_replica::replica::meta::DiskMeta;
 use longhorn_replica::replica::{Replica as Engine, ReplicaOptions, StoreSource};
 use longhorn_wire::proto::ptypes::*;
 use std::sync::atomic::Ordering;
@@ -62,6 +63,55 @@ fn a_snapshot_is_cloned_with_its_holes() {
     // It goes on as a volume of its own.
     target.write(0..10, 9);
     assert!(source.content("origin@b") == wanted);
+}
+
+/// Found by review: where one replica had it and another had failed, asking again failed for ever; and then, one that had
+/// it gave that up before it had new content.
+#[test]
+fn a_clone_can_be_asked_for_again() {
+    let runtime = runtime();
+    let source = Node::with(&runtime, Setup { checksums: true, ..origin() });
+    let target = Node::new(&runtime);
+    source.write(0..100, 1);
+    source.snapshot("a");
+    source.write(50..60, 2);
+    source.snapshot("b");
+    let wanted = source.content("origin@a");
+    let name = "volume-snap-a.img";
+    // Its process ended before the head was put on it.
+    let incoming = target.replica.incoming();
+    incoming.begin_clone().unwrap();
+    incoming.begin(name, 64 * MIB).unwrap();
+    incoming.put_meta(name, DiskMeta::default()).unwrap();
+    incoming.end_clone(true).unwrap();
+    assert_eq!(target.snapshots(), ["a"]);
+    let is_cloned = || {
+        let head = target.replica.head_disk().unwrap();
+        let disks = target.replica.disks().unwrap();
+        assert_eq!(
+            (target.snapshots(), disks[&head].parent.as_str()),
+            (vec!["a".to_owned()], name)
+        );
+        assert!(target.content(VOLUME) == wanted);
+    };
+    for _ in 0..2 {
+        clone(&source, &target, "a").unwrap();
+        assert_eq!(status(&target).state, "complete");
+        is_cloned();
+    }
+    // A source that fails in the middle.
+    source.damage("origin@a", 70);
+    clone(&source, &target, "a").unwrap_err();
+    assert_eq!(status(&target).state, "error");
+    is_cloned();
+    assert_eq!(target.store.layers(VOLUME).unwrap().len(), 2);
+    // Not once it is in use.
+    target.write(0..1, 9);
+    let content = target.content(VOLUME);
+    let refused = clone(&source, &target, "a").unwrap_err();
+    assert!(refused.message().contains("already existing"), "{refused}");
+    assert!(target.content(VOLUME) == content);
+    assert_eq!(target.store.check().unwrap().findings, []);
 }
 
 #[test]

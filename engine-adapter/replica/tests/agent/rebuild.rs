@@ -407,6 +407,25 @@ fn a_list_from_before_fills_nothing() {
     assert_equal(&source, &target);
 }
 
+/// Found by review: a call that came late took the checksums on record away, though nothing may come in.
+#[test]
+fn a_list_for_a_complete_replica_changes_nothing() {
+    let runtime = runtime();
+    let (source, target) = (Node::new(&runtime), Node::new(&runtime));
+    sample(&source);
+    rebuild(&source, &target);
+    let snapshot = target.snapshots()[0].clone();
+    target.hashed(&snapshot, false);
+    let files = || {
+        let names = std::fs::read_dir(target.dir.path()).unwrap();
+        names.map(|entry| entry.unwrap().file_name()).collect::<std::collections::BTreeSet<_>>()
+    };
+    let before = files();
+    assert!(before.iter().any(|name| name.to_str().unwrap().contains("checksum")), "{before:?}");
+    sync(&target, request(&[&source.address], list(&source))).unwrap_err();
+    assert_eq!(files(), before);
+}
+
 /// What has come in, and what was made since the mark, need not come again. What has only begun to must.
 #[test]
 fn what_a_rebuild_is_to_bring_is_what_was_here_before() {

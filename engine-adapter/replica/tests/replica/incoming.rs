@@ -518,6 +518,63 @@ fn a_clone_that_fails_leaves_nothing() {
     assert!(to.replica.incoming().begin_clone().is_err(), "closed");
 }
 
+/// What an earlier clone brought stays until all of the next one is here, and is replaced in one step.
+#[test]
+fn a_clone_that_is_asked_for_again_gives_nothing_up_before_its_end() {
+    let to = created(SIZE);
+    let begin = |to: &Bench, byte: u8| {
+        to.replica.incoming().begin_clone().unwrap();
+        let layer = to.replica.incoming().begin(&disk("clone"), SIZE).unwrap();
+        layer.write_at(8192, &[byte; BLOCK]).unwrap();
+        to.replica.incoming().put_meta(&disk("clone"), DiskMeta::default()).unwrap();
+    };
+    let holds = |to: &Bench, byte: u8| {
+        assert_eq!((to.read(2), to.get().chain[1].as_str()), (byte, "volume-snap-clone.img"));
+        let store = to.store.as_ref().unwrap();
+        assert_eq!(store.layers("vol").unwrap().len(), 2, "nothing is left over");
+        assert!(!store.volume_info("vol").unwrap().rebuilding);
+    };
+    begin(&to, 5);
+    to.replica.incoming().end_clone(true).unwrap();
+    to.revert("clone");
+    holds(&to, 5);
+    // One that fails, and one that is cut off.
+    begin(&to, 6);
+    assert_eq!(to.read(2), 5);
+    to.replica.incoming().end_clone(false).unwrap();
+    holds(&to, 5);
+    begin(&to, 6);
+    let to = Bench::on(to.kill(), |_| {});
+    to.open();
+    holds(&to, 5);
+    begin(&to, 6);
+    to.replica.incoming().end_clone(true).unwrap();
+    holds(&to, 6);
+    // While the replaced one is read it stays, and goes at the next start.
+    let reader = to.store.as_ref().unwrap().volume("vol@clone").unwrap();
+    begin(&to, 7);
+    to.replica.incoming().end_clone(true).unwrap();
+    assert_eq!((to.read(2), to.get().disks.len()), (7, 2));
+    drop(reader);
+    let to = Bench::on(to.kill(), |_| {});
+    to.open();
+    holds(&to, 7);
+    // Somebody writes while it comes in.
+    begin(&to, 8);
+    to.write(0, 1);
+    let refused = to.replica.incoming().end_clone(true).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Exists);
+    assert_eq!(to.read(0), 1);
+    holds(&to, 7);
+    let refused = {
+        to.replica.incoming().begin_clone().unwrap();
+        to.replica.incoming().begin(&disk("clone"), SIZE).map(drop).unwrap_err()
+    };
+    assert_eq!(refused.kind(), ErrorKind::Exists);
+    to.replica.incoming().end_clone(false).unwrap();
+    holds(&to, 7);
+}
+
 /// The file that tells of a rebuild could not be written when that ended. A clone that is cut off
 /// later is not taken for the rebuild.
 #[test]

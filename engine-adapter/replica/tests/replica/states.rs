@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use longhorn_data::Access;
-use longhorn_wire::proto::ptypes::{Facts, Replica};
+use longhorn_wire::proto::ptypes::{Facts, Replica, ReplicaRevertRequest};
 use std::fs;
 use std::sync::Arc;
 use tonic::Code;
@@ -584,6 +584,16 @@ fn a_head_tells_of_the_revert_that_made_it() {
     bench.open();
     let revert = |bench: &Bench| bench.get().dbs.unwrap().revert;
     assert_eq!(revert(&bench), None, "a first head");
+    let name = |bench: &Bench, name: &str| {
+        let revert = Some(name.to_owned());
+        bench.call_revert(ReplicaRevertRequest { revert, ..Default::default() }).unwrap();
+    };
+    name(&bench, "n");
+    name(&bench, "late");
+    assert_eq!(revert(&bench).as_deref(), Some("n"));
+    let bench = Bench::on(bench.end(), |_| {});
+    bench.open();
+    assert_eq!(revert(&bench).as_deref(), Some("n"), "also in the next process");
     bench.snapshot("a");
     assert_eq!(revert(&bench).as_deref(), Some(""));
     bench.replica.revert_as(&disk("a"), NOW, Some("r1".to_owned())).unwrap();
@@ -605,4 +615,9 @@ fn a_head_tells_of_the_revert_that_made_it() {
     // A caller that names none.
     bench.revert("a");
     assert_eq!(revert(&bench), None);
+    name(&bench, "");
+    assert_eq!(revert(&bench).as_deref(), Some(""), "what another knows");
+    let unnamed = ReplicaRevertRequest { created: NOW.to_owned(), ..Default::default() };
+    let refused = bench.call_revert(unnamed).unwrap_err();
+    assert!(refused.message().contains("empty snapshot name"), "{refused}");
 }

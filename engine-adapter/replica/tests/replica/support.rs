@@ -223,7 +223,10 @@ impl Bench {
 
     pub fn revert_to(&self, name: &str, created: &str) -> Outcome<Replica> {
         let (name, created) = (name.to_owned(), created.to_owned());
-        let request = ReplicaRevertRequest { name, created, ..Default::default() };
+        self.call_revert(ReplicaRevertRequest { name, created, ..Default::default() })
+    }
+
+    pub fn call_revert(&self, request: ReplicaRevertRequest) -> Outcome<Replica> {
         self.call(|mut c| async move { c.replica_revert(request).await })
             .map(|r| r.replica.unwrap())
     }

@@ -10,7 +10,7 @@ use dbs_reactor::Io;
 use longhorn_wire::frame::Type;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A change that has waited for its blocks for so long comes before all others.
 const STARVING: Duration = Duration::from_millis(10);
@@ -165,10 +165,10 @@ impl Shard {
 
     /// Makes [`Self::now`] that of this turn.
     #[inline]
-    pub fn look_at_clock(&mut self) {
+    pub fn look_at_clock(&mut self, io: &Io) {
         if !self.looked {
             self.looked = true;
-            self.now = Instant::now().saturating_duration_since(self.shared.epoch);
+            self.now = io.now().saturating_duration_since(self.shared.epoch);
             let lost = timeout::lost(self.now, self.due);
             if !lost.is_zero() {
                 self.excuse(lost);

@@ -3,6 +3,7 @@
 
 use super::super::pending::{Pending, Stage};
 use super::Shard;
+use crate::rules::sabotage::{Bug, is};
 use crate::rules::{FanOut, Widened};
 use dbs_reactor::Io;
 use longhorn_data::stats::add;
@@ -37,7 +38,7 @@ impl Shard {
         let Some(pending) = self.pending.get_mut(place) else { return false };
         let (offset, length) = pending.range;
         let widened = match pending.stage {
-            Stage::Change if pending.widened.is_none() => {
+            Stage::Change if pending.widened.is_none() && !is(Bug::NoWideningForDamage) => {
                 Widened::new(offset, u64::from(length), size)
             }
             _ => None,

@@ -92,20 +92,36 @@ pub fn skip<T>(test: &str, missing: &str) -> Option<T> {
 
 /// The first of `count` ports in a row that nobody listens on.
 pub fn free_ports(count: u16) -> u16 {
-    const LOWEST: u16 = 12_000;
-    // Below the ports the kernel gives out by itself.
-    const HIGHEST: u16 = 32_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = u16::try_from(std::process::id() % 400).unwrap() * 50;
     for _ in 0..1000 {
-        let offset = start.wrapping_add(NEXT.fetch_add(count, Ordering::Relaxed))
-            % (HIGHEST - LOWEST - count);
-        let first = LOWEST + offset;
+        let first = port(start, NEXT.fetch_add(count, Ordering::Relaxed));
         if (first..first + count).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()) {
             return first;
         }
     }
     panic!("no {count} free ports in a row");
+}
+
+/// Where the ports begin that are given out when so many have been. The range is the same whatever number is asked for:
+/// otherwise those behind its end meet those before it.
+fn port(start: u16, given: u16) -> u16 {
+    const LOWEST: u16 = 12_000;
+    // Below the ports the kernel gives out by itself, with room for those that are given out at once.
+    const HIGHEST: u16 = 32_000 - 100;
+    LOWEST + start.wrapping_add(given) % (HIGHEST - LOWEST)
+}
+
+#[test]
+fn ports_are_given_out_once() {
+    for start in (0..400).map(|process| process * 50) {
+        let (mut given, mut taken) = (0, std::collections::BTreeSet::new());
+        for count in [13, 1, 13, 13, 1].repeat(50) {
+            let first = port(start, given);
+            assert!((first..first + count).all(|port| taken.insert(port)), "{start}: {first}");
+            given += count;
+        }
+    }
 }
 
 /// Waits until `condition` holds, for at most half a minute: the machine may be busy.

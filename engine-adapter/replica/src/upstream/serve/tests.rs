@@ -9,12 +9,20 @@ use std::os::unix::fs::FileExt;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+mod below;
+
 fn begin_here(dir: &Path, told: Told<'_>) -> Result<()> {
-    begin(dir, "v", &StoreOptions::default(), told)
+    begin(dir, "v", base_of(dir).as_deref(), &StoreOptions::default(), told)
 }
 
 fn chain(dir: &Path) -> Arc<dyn Backing> {
-    Arc::new(Chain::open(&Files::read(dir).unwrap()).unwrap())
+    let files = Files::read(dir).unwrap();
+    let below = open_below(base_of(dir).as_deref(), &files).unwrap();
+    Arc::new(Chain::open(&files, below).unwrap())
+}
+
+fn base_below(dir: &Path) -> Option<Arc<dyn Backing>> {
+    base_of(dir).map(|base| dbs_backing::open(&base).unwrap())
 }
 
 /// What a process does, from its start to the end of bringing everything over.
@@ -24,9 +32,10 @@ pub fn serve(dir: &Path, told: Told<'_>) {
         begin_here(dir, told).unwrap();
     }
     if dir.join(TAKEN).exists() {
-        let files = find(dir).unwrap().unwrap();
+        let files = find(dir, base_of(dir).as_deref()).unwrap().unwrap();
         let store = store(dir);
         let _attached = store.attach_backing(files.file());
+        let _below = base_below(dir).map(|below| store.attach_backing(below));
         files.bring(&store, "v", told).unwrap();
         store.close().unwrap();
         told(Progress::default()).unwrap();
@@ -38,6 +47,7 @@ pub fn serve(dir: &Path, told: Told<'_>) {
 fn with_store<T>(dir: &Path, act: impl FnOnce(&Store) -> T) -> T {
     let store = store(dir);
     let _attached = dir.join(TAKEN).exists().then(|| store.attach_backing(chain(&dir.join(TAKEN))));
+    let _below = base_below(dir).map(|below| store.attach_backing(below));
     let done = act(&store);
     store.close().unwrap();
     done
@@ -164,7 +174,7 @@ fn files_that_were_changed_are_others() {
         let store = store(dir);
         let replica = ReplicaOptions {
             store_file: Some(dir.join(STORE_FILE)),
-            taken: find(dir).unwrap(),
+            taken: find(dir, None).unwrap(),
             take_over: Some(1),
             ..ReplicaOptions::new(dir, "v")
         };
@@ -181,7 +191,7 @@ fn a_volume_stays_on_files_that_have_changed_while_they_were_read() {
     let dir = &place.path().join("r");
     upstream_replica(dir);
     begin_here(dir, &done).unwrap();
-    let files = find(dir).unwrap().unwrap();
+    let files = find(dir, None).unwrap().unwrap();
     let store = store(dir);
     let _attached = store.attach_backing(files.file());
     let change = |progress: Progress| {
@@ -216,7 +226,7 @@ fn room_is_looked_for_while_the_content_comes_over() {
         asked.push(bytes);
         if asked.len() == 2 { Err(Error::new(ErrorKind::NoSpace, "full")) } else { Ok(()) }
     });
-    let served = Served { room, ..Served::new(dir, files, chain) };
+    let served = Served { room, ..Served::new(dir, files, chain, None) };
     let full = served.bring(&store, "v", &done).unwrap_err();
     assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
     assert!(store.layers(SOURCE).unwrap().len() < 5, "it did not go on");
@@ -230,6 +240,14 @@ fn room_is_looked_for_while_the_content_comes_over() {
     shows(dir, "v", &model, "at the end");
 }
 
+/// What there is in a replica's directory: a store, files that were moved, and the second volume.
+type State = (bool, bool, bool);
+
+/// Files are being moved.
+const MOVING: State = (false, true, false);
+/// Served, with layers that have come.
+const SERVING: State = (true, true, true);
+
 /// Killed at each step, used in between, and killed again elsewhere: nothing is lost, and what was not upstream's stays.
 #[test]
 fn a_process_that_serves_upstream_s_files_is_killed_at_every_step() {
@@ -239,61 +257,65 @@ fn a_process_that_serves_upstream_s_files_is_killed_at_every_step() {
     loop {
         let dir = &place.path().join(format!("{steps}"));
         upstream_replica(dir);
-        let views = upstream_views(dir);
-        let mut model = views[HEAD].clone();
-        if !killed("serve", dir, steps) {
-            break;
-        }
-        let served = dir.join(STORE_FILE).exists();
-        let here = |name: &str| dir.join(name).exists();
-        assert!(here(HEAD) || !here(&format!("{HEAD}.meta")), "{steps}: the head would be empty");
-        assert!(served || upstream_is_whole(dir), "{steps}");
-        upstream_in_between(dir, &mut model, 8);
-        if served {
-            shows(dir, "v", &model, &format!("{steps}"));
-            write(dir, &mut model, 3, 0xa1);
-            with_store(dir, |store| {
-                store.create_snapshot("v", "own", &SnapshotOptions::default()).unwrap();
-            });
-        }
-        let own = model.clone();
-        let state = (served, dir.join(TAKEN).exists(), served && has_source_in(dir));
+        let Some(state) = killed_at(dir, steps) else { break };
         *left.entry(state).or_default() += 1;
-        if killed("serve", dir, steps * 5 % 11) {
-            upstream_in_between(dir, &mut model, 9);
-            write_if(dir, &mut model, 7, 0xa2);
-            serve(dir, &done);
-        }
-        write(dir, &mut model, 5, 0xa3);
-        shows(dir, "v", &model, &format!("{steps} at the end"));
-        if served {
-            shows(dir, "v@own", &own, &format!("{steps} at the end"));
-        }
-        let mut found = our_views(dir);
-        found.retain(|name, _| views.contains_key(name) && name != HEAD);
-        let expected = views.iter().filter(|(name, _)| *name != HEAD);
-        equal(
-            &format!("{steps}"),
-            &found,
-            &expected.map(|(name, view)| (name.clone(), view.clone())).collect(),
-        );
-        assert_eq!(our_disks(dir).1, 1234, "{steps}");
-        let names = list(dir).unwrap();
-        // Where upstream's replica was started beside the store, it has made this.
-        let ours = |name: &str| !is_upstreams(name) || [VOLUME_META, REVISION_FILE].contains(&name);
-        assert!(names.iter().all(|name| ours(name) && !is_half_made(name)), "{names:?}");
-        assert!(!dir.join(TAKEN).exists() && !dir.join(GONE).exists());
-        with_store(dir, |store| {
-            assert!(store.backing("v").unwrap().is_none());
-            assert_eq!(store.volumes(false).len(), 1);
-        });
         steps += 1;
     }
-    // Moving, serving without and with layers that have come, and removing.
-    for state in [(false, true, false), (true, true, false), (true, true, true)] {
-        assert!(left.contains_key(&state), "{left:?}");
-    }
+    has_states(&left, &[MOVING, SERVING, (true, true, false)]);
     assert!(steps > 30, "{steps} steps");
+}
+
+fn has_states(left: &BTreeMap<State, u32>, states: &[State]) {
+    assert!(states.iter().all(|state| left.contains_key(state)), "{left:?}");
+}
+
+/// Killed at this step; what was left then, and nothing if there are not so many steps.
+fn killed_at(dir: &Path, steps: u64) -> Option<State> {
+    let views = upstream_views(dir);
+    let mut model = views[HEAD].clone();
+    if !killed("serve", dir, steps) {
+        return None;
+    }
+    let served = dir.join(STORE_FILE).exists();
+    let here = |name: &str| dir.join(name).exists();
+    assert!(here(HEAD) || !here(&format!("{HEAD}.meta")), "{steps}: the head would be empty");
+    assert!(served || upstream_is_whole(dir), "{steps}");
+    upstream_in_between(dir, &mut model, 8);
+    if served {
+        shows(dir, "v", &model, &format!("{steps}"));
+        write(dir, &mut model, 3, 0xa1);
+        with_store(dir, |store| {
+            store.create_snapshot("v", "own", &SnapshotOptions::default()).unwrap();
+        });
+    }
+    let own = model.clone();
+    let state = (served, dir.join(TAKEN).exists(), served && has_source_in(dir));
+    if killed("serve", dir, steps * 5 % 11) {
+        upstream_in_between(dir, &mut model, 9);
+        write_if(dir, &mut model, 7, 0xa2);
+        serve(dir, &done);
+    }
+    write(dir, &mut model, 5, 0xa3);
+    shows(dir, "v", &model, &format!("{steps} at the end"));
+    if served {
+        shows(dir, "v@own", &own, &format!("{steps} at the end"));
+    }
+    let mut found = our_views(dir);
+    found.retain(|name, _| views.contains_key(name) && name != HEAD);
+    let expected = views.into_iter().filter(|(name, _)| name != HEAD).collect();
+    equal(&format!("{steps}"), &found, &expected);
+    assert_eq!(our_disks(dir).1, 1234, "{steps}");
+    let names = list(dir).unwrap();
+    // Where upstream's replica was started beside the store, it has made this.
+    let ours = |name: &str| !is_upstreams(name) || [VOLUME_META, REVISION_FILE].contains(&name);
+    assert!(names.iter().all(|name| ours(name) && !is_half_made(name)), "{names:?}");
+    assert!(!dir.join(TAKEN).exists() && !dir.join(GONE).exists());
+    with_store(dir, |store| {
+        let on = store.backing("v").unwrap().map(|on| on.identity);
+        assert_eq!(on, base_below(dir).map(|below| below.identity().to_owned()), "{steps}");
+        assert_eq!(store.volumes(false).len(), 1);
+    });
+    Some(state)
 }
 
 /// Upstream's replica is started, and writes if it finds a head: it must be the one that there is.
@@ -350,7 +372,8 @@ fn replica(dir: &Path, rate: u64) -> (Arc<Replica>, Store) {
     let store = store(dir);
     let options = ReplicaOptions {
         store_file: Some(dir.join(STORE_FILE)),
-        taken: find(dir).unwrap(),
+        backing_file: base_of(dir),
+        taken: find(dir, base_of(dir).as_deref()).unwrap(),
         take_over: Some(rate),
         ..ReplicaOptions::new(dir, "v")
     };
@@ -465,15 +488,12 @@ fn a_replica_tells_of_snapshots_whose_content_is_still_to_come() {
 #[test]
 fn what_cannot_be_served_at_once_is_refused_and_stays() {
     let place = tempfile::tempdir().unwrap();
-    let cases: [Case; 5] = [
+    let cases: [Case; 4] = [
         ("ends within a block", |dir| {
             let file = File::options().write(true).open(dir.join(HEAD)).unwrap();
             file.set_len(SIZE - 512).unwrap();
         }),
         ("being rebuilt", |dir| edit(dir, |meta| meta.rebuilding = true)),
-        ("use `longhorn replica-import`", |dir| {
-            edit(dir, |meta| meta.backing_file_path = "/image".to_owned());
-        }),
         ("is missing", |dir| fs::remove_file(dir.join(disk("b"))).unwrap()),
         ("was cut off", |dir| fs::create_dir(dir.join(IMPORT)).unwrap()),
     ];
@@ -512,13 +532,14 @@ fn what_fails_fails_before_a_file_is_moved() {
     upstream_replica(dir);
     let before = names(dir);
     for (name, text) in [("a@b", "name"), (SOURCE, "cannot be called")] {
-        let refused = begin(dir, name, &StoreOptions::default(), &done).unwrap_err().to_string();
+        let refused =
+            begin(dir, name, None, &StoreOptions::default(), &done).unwrap_err().to_string();
         assert!(refused.contains(text), "{refused}");
         assert_eq!(names(dir), before, "{name}");
     }
     let tail = Some(place.path().join("none"));
     let options = StoreOptions { tail, ..StoreOptions::default() };
-    begin(dir, "v", &options, &done).unwrap_err();
+    begin(dir, "v", None, &options, &done).unwrap_err();
     assert_eq!(names(dir), before);
     begin_here(dir, &done).unwrap();
 }

@@ -1,6 +1,5 @@
 //! Snapshots and volumes of a store, as backups need them.
 
-use crate::spec::SnapshotSpec;
 use dbs_backup::config::{BackupConfig, LABEL_CREATED, LABEL_SIZE, Map};
 use dbs_backup::{Source, Target};
 use dbs_core::info::{MapRange, RangeState, SnapshotInfo};
@@ -31,10 +30,10 @@ impl<'a> SnapshotSource<'a> {
     ///
     /// # Errors
     /// `NotFound`; those of the store.
-    pub fn open(store: &'a (dyn StoreAccess + Sync), spec: &SnapshotSpec) -> Result<Self> {
-        let snapshot = store.snapshot_info(&spec.volume, &spec.snapshot)?;
-        let access = store.open(&spec.to_string())?;
-        let source = Self { store, snapshot, access, base: Mutex::new(None) };
+    pub fn open(store: &'a (dyn StoreAccess + Sync), volume: &str, snapshot: &str) -> Result<Self> {
+        let info = store.snapshot_info(volume, snapshot)?;
+        let access = store.open(&format!("{volume}@{snapshot}"))?;
+        let source = Self { store, snapshot: info, access, base: Mutex::new(None) };
         check_whole(store, [&source.snapshot])?;
         Ok(source)
     }

@@ -1,0 +1,218 @@
+//! Rewriting packs of which little is needed, and merging indexes: section 9 of `docs/repository.md`.
+
+use super::format::{self, BlobKind, INDEX_PACKS};
+use super::state::{Live, Location, State};
+use super::{Id, Repository, Writer};
+use crate::codec::Method;
+use crate::names::{BlockName, hex};
+use crate::objects::is_verdict;
+use crate::pool::{self, Rate, Work};
+use dbs_core::{ErrorKind, Result};
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Small indexes that are left as they are.
+const SMALL_INDEXES: usize = 8;
+
+/// Some blobs of one kind; without a content, those that cannot be read.
+type Read = (BlobKind, Vec<(BlockName, Option<Vec<u8>>)>);
+
+impl Repository {
+    /// Writes what is needed of packs that hold little that is, into new packs with an index. Returns the packs that are not
+    /// needed any more, and the bytes that were written. They are there until they were condemned and removed as all
+    /// others are: so nothing here has to be right for that to be safe.
+    ///
+    /// # Errors
+    /// `Interrupted`; those of the store.
+    pub(super) fn rewrite(
+        self: &Arc<Self>,
+        now: SystemTime,
+        live: &Live,
+        work: &mut Work<'_>,
+    ) -> Result<(HashSet<Id>, u64)> {
+        let mut spent = HashSet::new();
+        for pack in self.state().sparse(live) {
+            let stat = self.objects.stat(&format::pack_path(pack))?;
+            // What the others lack may be wanted by a backup that is being made.
+            if stat.is_some_and(|stat| self.is_old(now, stat.modified)) {
+                spent.insert(pack);
+            }
+        }
+        let needed = self.state().kept_by(live, &spent);
+        let writer = Writer::new(self);
+        for kind in [BlobKind::List, BlobKind::Chunk] {
+            let mut names: Vec<_> = needed.iter().filter(|((of, _), _)| *of == kind).collect();
+            // Those beside each other are read together.
+            names.sort_by_key(|(_, at)| **at);
+            let names: Vec<_> = names.into_iter().map(|((_, name), _)| *name).collect();
+            self.copy(&writer, kind, &names, work, |name| {
+                // One that cannot be read anywhere keeps its pack.
+                if let Some((pack, _)) = needed.get(&(kind, name)) {
+                    spent.remove(pack);
+                }
+            })?;
+        }
+        writer.flush()?;
+        self.objects.settle()?;
+        Ok((spent, writer.uploaded()))
+    }
+
+    fn copy(
+        &self,
+        writer: &Writer,
+        kind: BlobKind,
+        names: &[BlockName],
+        work: &mut Work<'_>,
+        mut unreadable: impl FnMut(BlockName),
+    ) -> Result<()> {
+        let rate = Rate::new(work.rate, &self.stop);
+        let one = |name: &BlockName| match self.blob(kind, *name, &rate) {
+            Ok((content, _)) => Ok((*name, Some(content))),
+            Err(error) if is_verdict(error.kind()) => Ok((*name, None)),
+            Err(error) => Err(error),
+        };
+        let read = |names: &[BlockName]| -> Result<Read> {
+            let together = match kind {
+                BlobKind::Chunk => self.fetch_some(names, &rate).map(|(found, _)| found),
+                BlobKind::List => self.lists(names),
+            };
+            match together {
+                Ok(found) => {
+                    Ok((kind, found.into_iter().map(|(name, bytes)| (name, Some(bytes))).collect()))
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => Err(error),
+                Err(_) => Ok((kind, names.iter().map(one).collect::<Result<_>>()?)),
+            }
+        };
+        let mut done = 0;
+        self.each(work.workers, names.chunks(self.run()), read, |found| {
+            let (kind, found) = found.unwrap_or((kind, Vec::new()));
+            done += found.len() as u64;
+            for (name, content) in found {
+                match content {
+                    Some(content) if kind == BlobKind::Chunk => {
+                        writer.add_chunk(name, &content, Method::Lz4, &rate)?;
+                    }
+                    Some(content) => writer.add_list(name, &content)?,
+                    None => unreadable(name),
+                }
+            }
+            let goes_on = (work.progress)(done, names.len() as u64);
+            if goes_on { Ok(()) } else { Err(pool::interrupted()) }
+        })
+    }
+
+    /// Has few indexes name what many small ones do: each backup leaves one. They are removed when the new ones are
+    /// durable. Whoever has listed them before, and does not find them any more, finds their packs by the footers.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn merge_indexes(&self, now: SystemTime) -> Result<()> {
+        let (small, named) = {
+            let state = self.state();
+            let (large, small) = state.indexes_by_size(INDEX_PACKS / 2);
+            (small, state.packs_of(&large))
+        };
+        if small.len() <= SMALL_INDEXES {
+            return Ok(());
+        }
+        let path = |id: Id| format::path(&format!("index/{}", hex(&id.0)));
+        let mut merged = HashMap::new();
+        let mut old = Vec::new();
+        for id in small {
+            let stat = self.objects.stat(&path(id))?;
+            if stat.is_some_and(|stat| self.is_old(now, stat.modified)) {
+                // Its packs once each, as far as they are there.
+                let packs = self.index(id)?.into_iter();
+                let state = self.state();
+                let packs = packs
+                    .filter(|p| state.listed.contains_key(&p.id) && !named.contains(&p.id))
+                    .map(|pack| (pack.id, pack));
+                merged.extend(packs);
+                old.push(id);
+            }
+        }
+        if old.len() <= SMALL_INDEXES {
+            return Ok(());
+        }
+        let mut merged: Vec<_> = merged.into_values().collect();
+        merged.sort_by_key(|pack| pack.id);
+        if !merged.is_empty() {
+            self.put_index(&merged)?;
+        }
+        self.objects.settle()?;
+        old.iter().try_for_each(|id| self.objects.remove(&path(*id)))?;
+        let mut state = self.state();
+        old.iter().for_each(|id| drop(state.indexes.remove(id)));
+        Ok(())
+    }
+}
+
+impl State {
+    /// For each pack that stays, the bytes of live blobs in it.
+    fn live_bytes(&self, live: &Live) -> HashMap<Id, u64> {
+        let mut bytes = HashMap::new();
+        for (kind, name) in live {
+            for at in self.staying(*kind, *name) {
+                *bytes.entry(at.pack).or_default() += u64::from(at.length);
+            }
+        }
+        bytes
+    }
+
+    /// Of the copies of a blob, the one that is kept: in the pack with most that is live.
+    fn keeper(
+        &self,
+        bytes: &HashMap<Id, u64>,
+        (kind, name): (BlobKind, BlockName),
+    ) -> Option<Location> {
+        let rank = |at: &Location| (bytes.get(&at.pack).copied(), Reverse(at.pack));
+        self.staying(kind, name).max_by_key(rank)
+    }
+
+    /// Packs that stay and hold something live, but at most in half of their bytes, not counting what other packs keep.
+    fn sparse(&self, live: &Live) -> Vec<Id> {
+        let bytes = self.live_bytes(live);
+        let mut kept: HashMap<Id, u64> = bytes.keys().map(|id| (*id, 0)).collect();
+        for at in live.iter().filter_map(|blob| self.keeper(&bytes, *blob)) {
+            *kept.entry(at.pack).or_default() += u64::from(at.length);
+        }
+        // What is around the blobs is in any pack.
+        let is_sparse = |blobs: u64, id: &Id| kept.get(id).is_some_and(|kept| kept * 2 <= blobs);
+        let sparse = self.packs.iter().filter(|pack| is_sparse(pack.blobs, &pack.id));
+        sparse.map(|pack| pack.id).collect()
+    }
+
+    /// What is live and kept in these packs, with its pack and its place there.
+    fn kept_by(
+        &self,
+        live: &Live,
+        packs: &HashSet<Id>,
+    ) -> HashMap<(BlobKind, BlockName), (Id, u32)> {
+        if packs.is_empty() {
+            return HashMap::new();
+        }
+        let bytes = self.live_bytes(live);
+        let kept = |blob: &(BlobKind, BlockName)| {
+            let at = self.keeper(&bytes, *blob)?;
+            packs.contains(&at.pack).then_some((*blob, (at.pack, at.offset)))
+        };
+        live.iter().filter_map(kept).collect()
+    }
+
+    /// Indexes that name at least so many packs that are there, and the others.
+    fn indexes_by_size(&self, packs: usize) -> (Vec<Id>, Vec<Id>) {
+        let mut all: Vec<_> = self.indexes.keys().copied().collect();
+        all.sort();
+        all.into_iter().partition(|id| self.packs_of(&[*id]).len() >= packs)
+    }
+
+    /// The packs that are there and that these indexes name.
+    fn packs_of(&self, indexes: &[Id]) -> HashSet<Id> {
+        let packs = indexes.iter().filter_map(|id| self.indexes.get(id)).flatten();
+        let packs = packs.filter_map(|number| self.packs.get(*number as usize)).map(|p| p.id);
+        packs.filter(|id| self.listed.contains_key(id)).collect()
+    }
+}
