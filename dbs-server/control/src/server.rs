@@ -331,10 +331,13 @@ fn remove_stale(path: &Path) -> Result<()> {
 
 fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
     let mut next = 0;
+    // The last one failed, which has been said.
+    let mut failing = false;
     // Clients that wait when the listener is shut down are still served: they found a server.
     loop {
         match listener.accept() {
             Ok((stream, _)) => {
+                failing = false;
                 next += 1;
                 if let Err(e) = admit(stream, next, shared) {
                     dbs_service::log::warn("control_refused", &[("reason", &e)]);
@@ -344,7 +347,9 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
             // Out of descriptors, or the peer went away: neither is a reason to stop, both would
             // make a busy loop.
             Err(e) => {
-                dbs_service::log::warn("control_accept", &[("error", &e)]);
+                if !std::mem::replace(&mut failing, true) {
+                    dbs_service::log::warn("control_accept", &[("error", &e)]);
+                }
                 thread::sleep(PROGRESS_INTERVAL);
             }
         }

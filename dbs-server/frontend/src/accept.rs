@@ -195,6 +195,14 @@ pub fn raise_descriptors() {
     }
 }
 
+/// How many connections one frontend may have: half of the files that the process may have open, so that commands,
+/// calls and what else serves the rest find some left.
+#[must_use]
+pub fn half_of_descriptors() -> usize {
+    let most = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft / 2);
+    usize::try_from(most).unwrap_or(usize::MAX)
+}
+
 fn accept(service: &Service, listener: &Listener) -> io::Result<()> {
     for _ in 0..ACCEPTS_PER_TURN {
         match listener.accept() {

@@ -48,7 +48,7 @@ mod socket;
 mod stored;
 pub mod tls;
 
-pub use accept::{Acceptor, raise_descriptors};
+pub use accept::{Acceptor, half_of_descriptors, raise_descriptors};
 pub use address::{ListenAddress, Reserved};
 pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;

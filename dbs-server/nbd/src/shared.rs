@@ -9,7 +9,7 @@ use super::options::ServerOptions;
 use super::session::{Admitted, Due, Reply, Session};
 use super::wire::rep;
 use dbs_frontend::tls::TlsStream;
-use dbs_frontend::{Listener, Pool, Socket, lock};
+use dbs_frontend::{Listener, Pool, Socket, half_of_descriptors, lock};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv};
 use std::collections::BTreeMap;
@@ -110,7 +110,8 @@ impl Registry {
 }
 
 impl Shared {
-    pub fn new(exports: Arc<dyn Exports>, options: ServerOptions, pool: Pool) -> Arc<Self> {
+    pub fn new(exports: Arc<dyn Exports>, mut options: ServerOptions, pool: Pool) -> Arc<Self> {
+        options.max_connections = options.max_connections.min(half_of_descriptors());
         Arc::new(Self {
             exports,
             options,
@@ -134,6 +135,7 @@ impl Shared {
 
     /// The accepting thread.
     pub(super) fn accept(self: Arc<Self>, listeners: &[Listener], woken: &UnixStream) {
+        let mut failing = false;
         while !self.is_stopping() {
             let mut fds: Vec<PollFd<'_>> = listeners
                 .iter()
@@ -147,18 +149,24 @@ impl Shared {
                 thread::sleep(ACCEPT_RETRY);
             }
             for listener in listeners {
-                self.accept_one(listener);
+                self.accept_one(listener, &mut failing);
             }
         }
     }
 
-    fn accept_one(self: &Arc<Self>, listener: &Listener) {
+    /// `failing` is whether the last accept failed, which has been said.
+    fn accept_one(self: &Arc<Self>, listener: &Listener, failing: &mut bool) {
         let (socket, peer) = match listener.accept() {
-            Ok(accepted) => accepted,
+            Ok(accepted) => {
+                *failing = false;
+                accepted
+            }
             Err(error) => {
                 let kind = error.kind();
                 if !matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) {
-                    self.log(|| format!("nbd: cannot accept a connection: {error}"));
+                    if !std::mem::replace(failing, true) {
+                        self.log(|| format!("nbd: cannot accept a connection: {error}"));
+                    }
                     thread::sleep(ACCEPT_RETRY);
                 }
                 return;
@@ -188,7 +196,7 @@ impl Shared {
         }
         let (count, max) = (registry.clients.len(), self.options.max_connections);
         let refused = count >= max;
-        if count >= max + REFUSALS_MAX {
+        if count >= max + REFUSALS_MAX.min(half_of_descriptors() / 4) {
             return Ok(());
         }
         let id = registry.number();

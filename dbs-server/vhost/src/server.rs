@@ -7,10 +7,9 @@ use dbs_core::info::HolderKind;
 use dbs_core::{Error, Result, Store};
 use dbs_frontend::{
     Acceptor, Applicant, DiskOptions, Disks, Engine, Listen, Listener, OneDisk, Socket, StoreDisks,
-    ToFront, lock, raise_descriptors,
+    ToFront, half_of_descriptors, lock, raise_descriptors,
 };
 use dbs_service::log;
-use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::Uid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -232,10 +231,9 @@ impl Shared {
         sockets: usize,
     ) -> Result<bool> {
         let path = self.path(spec);
-        let most = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft / 2);
         let why = if path.as_os_str().len() > PATH_MAX_BYTES {
             "its path would be longer than 107 bytes"
-        } else if sockets as u64 >= most {
+        } else if sockets >= half_of_descriptors() {
             "half of the open files that the process may have are sockets: see `ulimit -Hn`"
         } else {
             let listener = Listener::bind(&Listen::Unix(path));

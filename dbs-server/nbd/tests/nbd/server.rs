@@ -2,6 +2,7 @@
 //! to stop.
 
 use crate::support::{Closed, DIFF, Disk, Server, disk, eventually, pattern};
+use dbs_frontend::Listener;
 use dbs_nbd::export::BASE_ALLOCATION;
 use dbs_nbd::wire::option::{InfoRequest, MetaRequest, encode_option};
 use dbs_nbd::wire::reply::{ReplyHeader, chunk, decode_block_status, decode_error};
@@ -12,9 +13,11 @@ use dbs_nbd::{
 };
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -430,6 +433,27 @@ fn too_many_connections_are_refused_with_the_reason() {
     eventually("there is room again", || {
         Client::connect_unix(&server.path(), "disk", &ClientOptions::default()).is_ok()
     });
+}
+
+/// Found by review: it was said ten times a second for as long as no descriptor was left.
+#[test]
+fn connections_that_cannot_be_accepted_are_told_of_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let broken = TcpStream::from(OwnedFd::from(listener.try_clone().unwrap()));
+    let lines = Arc::<Mutex<Vec<String>>>::default();
+    let kept = Arc::clone(&lines);
+    let log = move |line: &str| kept.lock().unwrap().push(line.to_owned());
+    let options = ServerOptions { log: Some(Arc::new(log)), ..ServerOptions::default() };
+    let listener = Listener::from_tcp(listener).unwrap();
+    // From now on each accept fails.
+    broken.shutdown(Shutdown::Both).unwrap();
+    let exports = Arc::new(crate::support::Disks::default());
+    let server = dbs_nbd::start_listening(vec![listener], exports, options).unwrap();
+    eventually("it is said", || !lines.lock().unwrap().is_empty());
+    thread::sleep(Duration::from_millis(500));
+    drop(server);
+    let lines = lines.lock().unwrap();
+    assert!(lines.len() == 1 && lines[0].contains("cannot accept"), "{lines:?}");
 }
 
 #[test]

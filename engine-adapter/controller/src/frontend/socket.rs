@@ -128,7 +128,8 @@ impl SocketFrontend {
         })?;
         let attached = Arc::new(attached);
         let acceptor = Acceptor::start("socket", IDLE, || {})?;
-        let (front, max) = (Arc::clone(&attached), options.max_connections);
+        let max = options.max_connections.min(dbs_frontend::half_of_descriptors());
+        let front = Arc::clone(&attached);
         let next = AtomicUsize::new(0);
         let ending = Arc::<AtomicBool>::default();
         let ends = Arc::clone(&ending);

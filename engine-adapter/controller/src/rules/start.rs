@@ -210,6 +210,22 @@ pub struct Facts<'a> {
     pub parent: Option<&'a str>,
     /// The revert that made its head, or nothing if it was made in another way; `None` if that is not known.
     pub revert: Option<&'a str>,
+    /// All disks that it has.
+    pub disks: &'a [&'a str],
+}
+
+impl Facts<'_> {
+    fn has(&self, disk: &str) -> bool {
+        disk.is_empty() || self.disks.contains(&disk)
+    }
+
+    /// Whether a snapshot or more were taken here that the other one has missed, whatever the clocks say: its head
+    /// lies on a disk that the other one lacks, and the other one's on one that is here. The other one must not have
+    /// gone back to that by a revert, which may have come later.
+    fn is_later_than(&self, other: &Self) -> bool {
+        let (Some(its), Some(others)) = (self.parent, other.parent) else { return false };
+        !other.has(its) && self.has(others) && other.revert == Some("")
+    }
 }
 
 /// How a volume is started.
@@ -249,18 +265,27 @@ pub fn agree(policy: Policy, replicas: &[Facts<'_>]) -> Vec<Option<String>> {
         }
     };
     let mut refused: Vec<_> = replicas.iter().enumerate().map(judge).collect();
-    part_at_heads(replicas, &mut refused);
+    part_at_heads(policy, replicas, &mut refused);
     part_at_reverts(replicas, &mut refused);
     refused
 }
 
 /// Refuses replicas whose head lies on another disk than that of the one changed last: a controller that ended
-/// amid a revert or a snapshot has left some with it and others without. A revert counts no revision.
-fn part_at_heads(replicas: &[Facts<'_>], refused: &mut [Option<String>]) {
+/// amid a revert or a snapshot has left some with it and others without. A revert counts no revision. Which one was
+/// changed last is by the clocks of their nodes, unless all have counted as many changes and one has missed snapshots of
+/// another one.
+fn part_at_heads(policy: Policy, replicas: &[Facts<'_>], refused: &mut [Option<String>]) {
     let known = replicas.iter().zip(&*refused).filter(|(_, refused)| refused.is_none());
-    let known = known.filter_map(|(facts, _)| Some((facts.modified_ns, facts.parent?)));
+    let known = known.filter_map(|(facts, _)| Some((facts, facts.parent?)));
+    let known: Vec<_> = known.collect();
+    let missed = |facts: &Facts<'_>| known.iter().any(|(other, _)| other.is_later_than(facts));
+    let order = |facts: &Facts<'_>| {
+        let is_current = policy.counter_disabled || !missed(facts);
+        (is_current, facts.modified_ns)
+    };
     // Of equal ones the first.
-    let Some((_, newest)) = known.rev().max_by_key(|(modified, _)| *modified) else { return };
+    let last = known.iter().rev().max_by_key(|(facts, _)| order(facts));
+    let Some((_, newest)) = last.copied() else { return };
     for (facts, refused) in replicas.iter().zip(refused).filter(|(_, refused)| refused.is_none()) {
         if let Some(parent) = facts.parent.filter(|parent| *parent != newest) {
             *refused = Some(format!(
@@ -416,6 +441,7 @@ mod tests {
         head_bytes: 0,
         parent: None,
         revert: None,
+        disks: &[],
     };
     const COUNTS: Policy = Policy { upgrade: false, counter_disabled: false, salvage: false };
     const SALVAGE: Policy = Policy { upgrade: false, counter_disabled: true, salvage: true };
@@ -448,6 +474,7 @@ mod tests {
             head_bytes,
             parent: None,
             revert: None,
+            disks: &[],
         };
         for (replicas, kept) in [
             (&[replica(10, 1), replica(14, 2), replica(12, 3)][..], 2),
@@ -477,6 +504,33 @@ mod tests {
             assert_eq!(errors(COUNTS, replicas), refused, "{replicas:?}");
             assert!(errors(Policy { upgrade: true, ..COUNTS }, replicas).is_empty());
         }
+    }
+
+    /// Found by review: a clock that was ahead cost an acknowledged snapshot.
+    #[test]
+    fn a_snapshot_that_one_lacks_counts_for_more_than_clocks() {
+        let made = Facts { revert: Some(""), ..COUNTED };
+        let (s1, s2) = (Some("s1"), Some("s2"));
+        let later = Facts { modified_ns: 10, disks: &["s1", "s2"], parent: s2, ..made };
+        let missed = Facts { modified_ns: 99, disks: &["s1"], parent: s1, ..made };
+        assert_eq!(errors(COUNTS, &[later, missed]), [1]);
+        assert_eq!(errors(COUNTS, &[missed, later, missed]), [0, 2]);
+        // As one that has none at all.
+        let empty = Facts { parent: Some(""), disks: &[], ..missed };
+        assert_eq!(errors(COUNTS, &[empty, later]), [0]);
+        // It went back to there, and what it left was deleted: that may have been later.
+        for revert in [Some("r"), None] {
+            assert_eq!(errors(COUNTS, &[later, Facts { revert, ..missed }]), [0]);
+        }
+        // Each has what the other one lacks.
+        let other = Facts { parent: Some("s3"), disks: &["s1", "s3"], ..missed };
+        assert_eq!(errors(COUNTS, &[later, other]), [0]);
+        // Both have both: one of them went back.
+        assert_eq!(errors(COUNTS, &[later, Facts { disks: later.disks, ..missed }]), [0]);
+        // Without counts the last change says who has the last writes.
+        let uncounted = Policy { counter_disabled: true, ..COUNTS };
+        let both = [later, missed].map(|facts| Facts { counter_disabled: true, ..facts });
+        assert_eq!(errors(uncounted, &both), [0]);
     }
 
     /// Found by review: after a revert to where heads lay already, cut off, all were complete as well.

@@ -32,6 +32,8 @@ pub struct Machine {
     note: Option<PathBuf>,
     /// Who keeps them frozen, or did last.
     keeper: Mutex<Option<Keeper>>,
+    /// A thread whose `sync` takes too long.
+    syncing: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Machine {
@@ -39,6 +41,25 @@ impl Machine {
     #[must_use]
     pub fn noting(note: PathBuf) -> Self {
         Self { note: Some(note), ..Self::default() }
+    }
+
+    /// Calls `sync`, which may hang: then it is not called again before it has returned, and nobody waits for it.
+    fn sync_by(&self, sync: impl FnOnce() + Send + 'static, limit: Duration) -> Result<()> {
+        if lock(&self.syncing).as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return Err(Error::busy("an earlier sync has not returned yet"));
+        }
+        let (done, wait) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("controller-sync".to_owned());
+        let spawned = thread.spawn(move || {
+            sync();
+            // Nobody may be waiting any more.
+            let _ = done.send(());
+        });
+        let thread = spawned.map_err(|error| Error::io(error, "starting a thread"))?;
+        wait.recv_timeout(limit).map_err(|_| {
+            *lock(&self.syncing) = Some(thread);
+            Error::busy(format!("sync took longer than {limit:?}"))
+        })
     }
 }
 
@@ -65,16 +86,7 @@ impl Host for Machine {
 
     /// `sync(2)` reaches the file systems of all mount namespaces.
     fn sync(&self) -> Result<()> {
-        let (done, wait) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("controller-sync".to_owned());
-        let spawned = thread.spawn(move || {
-            nix::unistd::sync();
-            // Nobody may be waiting any more.
-            let _ = done.send(());
-        });
-        spawned.map_err(|error| Error::io(error, "starting a thread"))?;
-        wait.recv_timeout(SYNC_LIMIT)
-            .map_err(|_| Error::busy(format!("sync took longer than {SYNC_LIMIT:?}")))
+        self.sync_by(nix::unistd::sync, SYNC_LIMIT)
     }
 
     fn freeze(&self, device: &str) -> Result<Option<Box<dyn Paused>>> {
@@ -280,6 +292,26 @@ mod tests {
         let freeze = || dbs_core::io::freeze::freeze(Path::new("/dev/null"));
         let error = Machine::default().keep("/dev/null", 1, freeze).err().unwrap();
         assert!(error.to_string().contains("no block device"), "{error}");
+    }
+
+    /// Found by review: each snapshot left a thread where a network file system hangs, and waited for it.
+    #[test]
+    fn a_sync_that_hangs_is_waited_for_once() {
+        let machine = Machine::default();
+        let (end, ended) = mpsc::channel::<()>();
+        // It ends as an error.
+        let hangs = move || assert!(ended.recv().is_err());
+        let error = machine.sync_by(hangs, Duration::from_millis(10)).unwrap_err();
+        assert!(error.to_string().contains("took longer"), "{error}");
+        let error = machine.sync_by(|| unreachable!(), SYNC_LIMIT).unwrap_err();
+        assert!(error.to_string().contains("has not returned"), "{error}");
+        drop(end);
+        let begun = Instant::now();
+        while machine.sync_by(|| {}, SYNC_LIMIT).is_err() {
+            assert!(begun.elapsed() < SYNC_LIMIT, "it has returned");
+            std::thread::sleep(POLL);
+        }
+        machine.sync_by(|| {}, SYNC_LIMIT).unwrap();
     }
 
     /// A file system that is frozen as long as this is there.

@@ -30,7 +30,7 @@ use super::rules::call_timeout::CallTimeout;
 use super::rules::limits::Limits;
 use super::rules::start::Policy;
 use super::rules::{Mode, Modes, ReplicaId, Slot, timeout};
-use dbs_core::{Error, Result};
+use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::control::expansion::ExpandError;
 use longhorn_wire::frame::is_handed_over;
 use longhorn_wire::proto::controller::Volume;
@@ -364,9 +364,10 @@ fn modes(members: &[Member]) -> Modes {
     Modes { rw: of(Mode::Rw), wo: of(Mode::Wo) }
 }
 
-/// A failed call, with who was called.
+/// A failed call, with who was called; `Busy` if that one has not heard of it.
 fn failed(target: &Target, error: &CallError) -> Error {
-    Error::new(dbs_core::ErrorKind::Io, format!("{}: {error}", target.address))
+    let kind = if error.was_never_sent() { ErrorKind::Busy } else { ErrorKind::Io };
+    Error::new(kind, format!("{}: {error}", target.address))
 }
 
 /// Disks of a replica but head and backing file, with their sizes; and the head.

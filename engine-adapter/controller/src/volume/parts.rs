@@ -127,6 +127,12 @@ impl CallError {
     pub fn never_sent(text: impl Into<String>) -> Self {
         Self { unavailable: true, refused: true, text: text.into() }
     }
+
+    /// Whether the replica has not heard of the call.
+    #[must_use]
+    pub const fn was_never_sent(&self) -> bool {
+        self.unavailable && self.refused
+    }
 }
 
 impl fmt::Display for CallError {

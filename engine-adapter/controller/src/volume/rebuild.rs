@@ -5,7 +5,7 @@ use super::{Call, Controller, Fault, Member, Target, disks, parent};
 use crate::rules::Mode;
 use crate::rules::rebuild::{self, File, Tree, Verify};
 use crate::rules::sabotage::{Bug, is};
-use dbs_core::{Error, Result};
+use dbs_core::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 
 impl Controller {
@@ -50,7 +50,8 @@ impl Controller {
     /// `ERR` otherwise. Nothing happens if it is complete already.
     ///
     /// # Errors
-    /// It is not complete; it is still being rebuilt, or is to be, which leaves it as it is.
+    /// It is not complete; it is still being rebuilt, or is to be, or there was no connection for a call, which leaves
+    /// it as it is.
     pub fn verify_rebuild(&self, address: &str, instance: &str) -> Result<()> {
         let _work = self.work();
         let (member, source) = match self.pair(address, instance) {
@@ -91,6 +92,8 @@ impl Controller {
         let verified = verified.and_then(|()| self.promote(&member, &source));
         match &verified {
             Ok(()) => self.unmark(&member.target),
+            // For want of something here perhaps: nobody has said anything of it.
+            Err(error) if error.kind() == ErrorKind::Busy => {}
             Err(error) => {
                 self.fault(member.id, Fault::Rebuild, &format!("verifying its rebuild: {error}"));
             }

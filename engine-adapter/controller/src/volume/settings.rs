@@ -1,19 +1,24 @@
 //! Settings that a running volume and its replicas share.
 
-use super::{Call, Controller, Fault};
-use crate::rules::limits;
+use super::{Call, CallError, Controller, Fault};
+use crate::rules::call_timeout::CallTimeout;
+use crate::rules::{limits, timeout};
 use dbs_core::{Error, Result};
 
 impl Controller {
     /// Sets whether a discard marks snapshots as removed; replicas that do not take it become `ERR`.
     ///
     /// # Errors
-    /// None took it.
+    /// None took it; or one has not heard of it, which leaves that one as it is: it is to be set again.
     pub fn set_unmap_mark(&self, enabled: bool) -> Result<()> {
         let _work = self.work();
-        self.state().unmap_mark = enabled;
+        let before = std::mem::replace(&mut self.state().unmap_mark, enabled);
         let members = self.active();
-        let answers = self.call_each(&members, &Call::SetUnmapMark(enabled), None);
+        let answers = self.call_each(&members, &Call::SetUnmapMark(enabled), self.timeout_to_set());
+        let never_sent = |error: &CallError| error.was_never_sent();
+        if answers.iter().any(|answer| answer.as_ref().is_err_and(never_sent)) {
+            self.state().unmap_mark = before;
+        }
         let all_failed = answers.iter().all(std::result::Result::is_err);
         if all_failed && !members.is_empty() {
             return Err(Error::invalid(format!(
@@ -21,12 +26,21 @@ impl Controller {
                  expect {enabled}"
             )));
         }
+        let mut outcome = Ok(());
         for (member, answer) in members.iter().zip(answers) {
-            if let Err(error) = answer {
-                self.fault(member.id, Fault::Setting, &format!("setting the unmap mark: {error}"));
+            match answer {
+                Err(error) if never_sent(&error) => {
+                    let error = super::failed(&member.target, &error);
+                    outcome = Err(error.context("setting the unmap mark, which others have set"));
+                }
+                Err(error) => {
+                    let why = format!("setting the unmap mark: {error}");
+                    self.fault(member.id, Fault::Setting, &why);
+                }
+                Ok(_) => {}
             }
         }
-        Ok(())
+        outcome
     }
 
     /// Sets how many snapshots there may be.
@@ -55,7 +69,7 @@ impl Controller {
 
     fn tell_all(&self, call: &Call, what: &str) -> Result<()> {
         let members = self.active();
-        let answers = self.call_each(&members, call, None);
+        let answers = self.call_each(&members, call, self.timeout_to_set());
         let failed = members.iter().zip(answers).find_map(|(member, answer)| {
             let address = &member.target.address;
             answer.err().map(|error| {
@@ -63,6 +77,11 @@ impl Controller {
             })
         });
         failed.map_or(Ok(()), |text| Err(Error::invalid(text)))
+    }
+
+    /// How long replicas are waited for that make a setting durable, once one has: no other change can be made meanwhile.
+    fn timeout_to_set(&self) -> Option<CallTimeout> {
+        Some(CallTimeout::among_equals(timeout::long(self.options.short_timeout)))
     }
 
     /// From how many replicas at once a rebuild copies.

@@ -218,7 +218,9 @@ impl Controller {
 
     fn check_revert(&self, name: &str, disk: &str, members: &[Member]) -> Result<()> {
         let mut found = None;
-        for (member, answer) in members.iter().zip(self.call_each(members, &Call::Get, None)) {
+        // No other change can be made meanwhile.
+        let answers = self.call_each(members, &Call::Get, self.timeout());
+        for (member, answer) in members.iter().zip(answers) {
             let replica = answer.map_err(|error| super::failed(&member.target, &error))?;
             found = found.or_else(|| replica.disks.get(disk).map(|disk| disk.removed));
         }

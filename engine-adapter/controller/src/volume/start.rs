@@ -189,7 +189,10 @@ impl Controller {
             }
         }
         let agreeing = fit(&chosen);
-        let all: Vec<_> = candidates.iter().map(|candidate| facts(&candidate.info)).collect();
+        let infos = candidates.iter().map(|candidate| &candidate.info);
+        let disks: Vec<Vec<&str>> =
+            infos.clone().map(|info| info.disks.keys().map(String::as_str).collect()).collect();
+        let all: Vec<_> = infos.zip(&disks).map(|(info, disks)| facts(info, disks)).collect();
         let facts: Vec<_> = agreeing.iter().map(|index| all[*index]).collect();
         for (index, why) in agreeing.iter().zip(start::agree(policy, &facts)) {
             chosen.refused[*index] = why;
@@ -412,7 +415,7 @@ fn probe(info: &ptypes::Replica) -> Probe {
     }
 }
 
-fn facts(info: &ptypes::Replica) -> Facts<'_> {
+fn facts<'a>(info: &'a ptypes::Replica, disks: &'a [&'a str]) -> Facts<'a> {
     Facts {
         counter_disabled: info.revision_counter_disabled,
         counter: info.revision_counter,
@@ -420,5 +423,6 @@ fn facts(info: &ptypes::Replica) -> Facts<'_> {
         head_bytes: info.head_file_size,
         parent: parent(info, &info.head),
         revert: info.dbs.as_ref().and_then(|facts| facts.revert.as_deref()),
+        disks,
     }
 }

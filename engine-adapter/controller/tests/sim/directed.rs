@@ -102,26 +102,76 @@ fn a_start_waits_for_one_that_opens_slowly() {
 fn calls_that_were_never_sent_cost_no_replica() {
     let (sim, controller) = volume(2, 2);
     snapshot(&controller, "one").unwrap();
-    let leave_unsent = |calls: &[usize]| {
-        for (replica, calls) in sim.world().replicas.iter_mut().zip(calls) {
-            replica.unsent_calls = *calls;
+    let leave_unsent = |call: &'static str, replicas: std::ops::Range<usize>| {
+        for replica in &mut sim.world().replicas[replicas] {
+            replica.unsent = Some(call);
         }
     };
-    leave_unsent(&[1, 1]);
+    leave_unsent("Snapshot", 0..2);
     let error = snapshot(&controller, "two").unwrap_err();
     assert!(error.to_string().contains("no descriptor is left"), "{error}");
-    leave_unsent(&[1, 1]);
+    leave_unsent("Expand", 0..2);
     controller.begin_expansion(2 * SIZE).unwrap();
     controller.run_expansion(2 * SIZE);
     assert!(controller.volume().last_expansion_error.contains("no descriptor is left"));
-    leave_unsent(&[1, 1]);
+    leave_unsent("Revert", 0..2);
     controller.revert("one").unwrap_err();
     assert_eq!(modes(&controller), [Mode::Rw; 2]);
     // Who lacks what another one has is out, whatever kept it.
-    leave_unsent(&[0, 1]);
+    leave_unsent("Snapshot", 1..2);
     snapshot(&controller, "two").unwrap();
     assert_eq!(modes(&controller), [Mode::Rw, Mode::Err]);
     nothing_violated(&sim);
+}
+
+/// Found by review: a flag cost a replica, and hours of copying were lost for a call that was not made.
+#[test]
+fn calls_that_were_never_sent_cost_no_setting_and_no_rebuild() {
+    let leave_unsent = |sim: &Sim, replica: usize, call: &'static str| {
+        sim.world().replicas[replica].unsent = Some(call);
+    };
+    let (sim, controller) = volume(2, 2);
+    for (replicas, why) in [(1..2, "no descriptor is left"), (0..2, "for all replicas")] {
+        replicas.for_each(|replica| leave_unsent(&sim, replica, "SetUnmapMark"));
+        let error = controller.set_unmap_mark(true).unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+        assert!(!controller.volume().unmap_mark_snap_chain_removed, "it is to be set again");
+    }
+    controller.set_unmap_mark(true).unwrap();
+    assert!(controller.volume().unmap_mark_snap_chain_removed);
+    assert_eq!(modes(&controller), [Mode::Rw; 2]);
+
+    let (sim, controller) = rebuilding();
+    for (replica, call) in [(0, "Get"), (1, "SetCounter")] {
+        leave_unsent(&sim, replica, call);
+        let error = controller.verify_rebuild(&address(1), "").unwrap_err();
+        assert!(error.to_string().contains("no descriptor is left"), "{error}");
+        assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    }
+    controller.verify_rebuild(&address(1), "").unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw; 2]);
+    nothing_violated(&sim);
+}
+
+/// Found by review: no other change could be made for three minutes.
+#[test]
+fn a_replica_that_hangs_holds_up_no_change_for_long() {
+    let changes = [
+        |controller: &Controller| controller.revert("one"),
+        |controller: &Controller| controller.set_unmap_mark(true),
+        |controller: &Controller| controller.set_snapshot_max_count(9),
+        |controller: &Controller| controller.set_snapshot_max_size(1 << 40),
+    ];
+    for (number, change) in changes.iter().enumerate() {
+        let (sim, controller) = volume(2, 2);
+        snapshot(&controller, "one").unwrap();
+        sim.world().replicas[1].stalled_until = u64::MAX / 4;
+        let begun = sim.world().now;
+        // What it comes to is another matter.
+        let _ = change(&controller);
+        let took = sim.world().now - begun;
+        assert!(took < 4 * OTHERS, "change {number}: {took}");
+    }
 }
 
 /// Nobody knows what is on their disks: whoever reads any of them may see what is gone after its next start.
@@ -455,8 +505,8 @@ fn a_replica_is_made_complete_between_two_writes() {
     nothing_violated(&sim);
 }
 
-/// A volume with revision counters, of the first of two replicas; the other one is filled, and complete.
-fn rebuilt() -> (Arc<Sim>, Arc<Controller>) {
+/// A volume with revision counters, of the first of two replicas; the other one is filled.
+fn rebuilding() -> (Arc<Sim>, Arc<Controller>) {
     let (sim, _) = volume(2, 0);
     sim.world().replicas.iter_mut().for_each(|replica| replica.counter_disabled = false);
     let controller = controller(&sim, true, false);
@@ -464,6 +514,12 @@ fn rebuilt() -> (Arc<Sim>, Arc<Controller>) {
     controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
     controller.prepare_rebuild(&address(1), "").unwrap();
     fill(&mut sim.world().replicas[1]);
+    (sim, controller)
+}
+
+/// The same, and it is complete.
+fn rebuilt() -> (Arc<Sim>, Arc<Controller>) {
+    let (sim, controller) = rebuilding();
     controller.verify_rebuild(&address(1), "").unwrap();
     assert_eq!(modes(&controller), [Mode::Rw; 2]);
     (sim, controller)

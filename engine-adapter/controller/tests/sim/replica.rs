@@ -119,8 +119,8 @@ pub struct Replica {
     pub handed_over: bool,
     /// Calls that are to fail; odd ones do what they are asked before.
     pub failing_calls: u32,
-    /// So many changes find no connection to it.
-    pub unsent_calls: usize,
+    /// The next call of this name finds no connection to it.
+    pub unsent: Option<&'static str>,
     // For the referee.
     /// Whether something happened to it that may make it `ERR`.
     pub blemished: bool,

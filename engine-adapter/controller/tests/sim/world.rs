@@ -380,8 +380,8 @@ impl World {
         let answer = match there {
             false if !its.alive => Err(CallError::never_sent("connection refused")),
             false => Err(unreachable("connection reset")),
-            true if its.unsent_calls > 0 && !matches!(call, Call::Get) => {
-                its.unsent_calls -= 1;
+            true if its.unsent.is_some_and(|name| format!("{call:?}").starts_with(name)) => {
+                its.unsent = None;
                 Err(CallError::never_sent("no descriptor is left"))
             }
             true => {

@@ -21,13 +21,41 @@ pub const SOCKET: &str = "socket";
 /// The name of the frontend [`NbdVolume`].
 pub(super) const NBD: &str = "nbd";
 
-/// Removes the socket of an older engine, whose clients connect to this one next time.
-fn take_place(path: &std::path::Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(Error::io(e, format!("removing {}", path.display())))
+/// The socket of an older engine, put aside, so that its clients connect to this one next time. It comes back if this
+/// one does not start: the older one serves on then.
+struct Aside {
+    path: PathBuf,
+    aside: PathBuf,
+}
+
+impl Aside {
+    /// Puts the socket at `path` aside, if there is one. One that a killed start has left aside counts, too.
+    fn put(path: &std::path::Path) -> Result<Self> {
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(".older");
+        let its = Self { path: path.to_owned(), aside: aside.into() };
+        match fs::rename(&its.path, &its.aside) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(Error::io(e, format!("replacing {}", path.display())))
+            }
+            _ => Ok(its),
         }
-        _ => Ok(()),
+    }
+
+    /// This one has started.
+    fn forget(self) {
+        // It is of no use to anybody, and the next upgrade replaces it.
+        let _ = fs::remove_file(&self.aside);
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        // There is none aside where there was none, or once it was forgotten.
+        if matches!(fs::symlink_metadata(&self.path), Err(e) if e.kind() == io::ErrorKind::NotFound)
+        {
+            let _ = fs::rename(&self.aside, &self.path);
+        }
     }
 }
 
@@ -73,15 +101,16 @@ impl Frontend for NbdVolume {
         let failed = |e| Error::io(e, format!("serving `{volume}`"));
         fs::create_dir_all(&self.run).map_err(failed)?;
         let socket = self.run.join(format!("nbd-{volume}.sock"));
-        if offer.upgrade {
-            take_place(&socket)?;
-        }
+        let older = offer.upgrade.then(|| Aside::put(&socket)).transpose()?;
         let endpoint = format!("nbd+unix:///{volume}?socket={}", socket.display());
         let addresses = [&[Listen::Unix(socket)], self.more.as_slice()].concat();
         let started = NbdFrontend::start(&self.path, volume, &addresses, self.tls.clone());
         let started = started.map_err(failed)?;
         for address in started.addresses() {
             log::info("listening", &[("volume", volume), ("nbd", address)]);
+        }
+        if let Some(older) = older {
+            older.forget();
         }
         self.running.set((endpoint, started));
         Ok(())
@@ -156,13 +185,14 @@ impl Frontend for SocketVolume {
 
     fn start(&self, offer: &Offer) -> Result<()> {
         let file = self.file(&offer.volume);
-        if offer.upgrade {
-            take_place(&file)?;
-        }
+        let older = offer.upgrade.then(|| Aside::put(&file)).transpose()?;
         let options =
             SocketOptions { durable_writes: self.durable, ..SocketOptions::at(Listen::Unix(file)) };
         let started = SocketFrontend::start(&self.path, &options)
             .map_err(|e| Error::io(e, format!("serving `{}`", offer.volume)))?;
+        if let Some(older) = older {
+            older.forget();
+        }
         self.running.set(started);
         Ok(())
     }

@@ -3,7 +3,9 @@
 use crate::controller::*;
 use crate::support::*;
 use std::fs;
+use std::io::Read;
 use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -64,6 +66,35 @@ fn a_taken_port_costs_an_older_controller_nothing() {
         write(&data, 1);
     }
     engine.stop();
+}
+
+/// Found by review: the older one's socket was gone, and no client came to it any more.
+#[test]
+fn an_upgrade_that_is_refused_leaves_the_older_ones_socket() {
+    let place = Place::new();
+    let (_older, address) = replica(&place, "a");
+    let more = ["--nbd-listen", &format!("unix:{}", place.path().join("more.sock").display())];
+    let _engine = controller_with(&place, "nbd", &[&address], &more).ready();
+    let socket = place.path().join("longhorn/nbd-vol.sock");
+    let greeting = || {
+        let mut greeting = [0; 8];
+        UnixStream::connect(&socket).unwrap().read_exact(&mut greeting).unwrap();
+        greeting
+    };
+    assert_eq!(&greeting(), b"NBDMAGIC");
+    let newer = place.start("a", &["--disableRevCounter"]);
+    let newer = format!("tcp://{}", newer.field("grpc"));
+    let with =
+        |more: &[&str]| controller_with(&place, "nbd", &[&newer], &[&["--upgrade"], more].concat());
+    let mut refused = with(&more);
+    assert_eq!(refused.wait().code(), Some(1));
+    assert!(refused.log().contains("another process listens on it"), "{}", refused.log());
+    assert_eq!(&greeting(), b"NBDMAGIC");
+    // With nothing in its way it has the place.
+    let mut newer = with(&[]).ready();
+    assert_eq!(&greeting(), b"NBDMAGIC");
+    newer.stop();
+    assert_eq!(fs::read_dir(socket.parent().unwrap()).unwrap().count(), 0);
 }
 
 /// Found by review: a second controller, which was refused, took the list along by which the next one takes a block

@@ -1,11 +1,14 @@
 //! What a replica's process does when something runs out: space, descriptors, time.
 
+use crate::controller::{command_of, modes, replica, run};
 use crate::support::*;
+use dbs_nbd::{Client, ClientOptions};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -84,6 +87,32 @@ fn a_full_disk_is_an_error_to_writers_until_there_is_room_again() {
         assert_eq!(data.read(number << 20, 1 << 20).unwrap(), chunk(number));
     }
     replica.kill();
+}
+
+/// Found by review: NBD clients took all descriptors, and the controller answered no call any more.
+#[test]
+fn clients_leave_descriptors_for_calls() {
+    let place = Place::new();
+    let replicas = ["a", "b"].map(|name| replica(&place, name));
+    let addresses = replicas.each_ref().map(|(_, address)| address.as_str());
+    let controller = command_of(&place, "nbd", &addresses, &["--reactors", "1"]);
+    let mut command = place.command("sh");
+    command.args(["-c", "ulimit -n 256; exec \"$0\" \"$@\""]);
+    command.arg(controller.get_program()).args(controller.get_args());
+    let mut engine = Process::spawn(command).ready();
+    let socket = place.path().join("longhorn/nbd-vol.sock");
+    let connect = || {
+        let stream = UnixStream::connect(&socket).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        Client::over(stream, "vol", &ClientOptions::default())
+    };
+    // Others are refused.
+    let clients: Vec<_> = (0..300).map_while(|_| connect().ok()).collect();
+    assert_eq!(clients.len(), 128);
+    assert_eq!(run(&engine, &["snapshots", "create", "one"]).trim(), "one");
+    assert_eq!(modes(&engine), ["RW", "RW"]);
+    drop(clients);
+    engine.stop();
 }
 
 #[test]

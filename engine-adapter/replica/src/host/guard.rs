@@ -69,6 +69,15 @@ pub fn changed(request: &Request) -> Option<&str> {
     }
 }
 
+/// The volume that a command gives a name, beside the one that it changes.
+#[must_use]
+pub fn made(request: &Request) -> Option<&str> {
+    match request {
+        Request::VolumeRename { new, .. } | Request::VolumeClone { new, .. } => Some(new),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,6 @@
 //! Replicas in a store that this process serves: each for as long as the shim that came with its
 //! sockets stays connected.
 
-use super::guard;
 use super::hosted::{Hosted, OlderReplica, What};
 use super::options::Options;
 use super::protocol::{self, Expected, REPLICA, STEP_TIMEOUT, SYNC_AGENT};
@@ -30,9 +29,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+mod holds;
 
 /// Between two looks whether a replica that is ending has ended.
 const ENDING_PAUSE: Duration = Duration::from_millis(10);
@@ -49,9 +50,6 @@ pub struct Hosting {
     registry: Registry,
     /// Started for the first replica.
     common: Mutex<Option<Arc<Common>>>,
-    /// Held for writing while a volume becomes a replica's, or is deleted with its directory: no command on the volume
-    /// may run. No file of a replica's directory is looked at meanwhile, as its file system may hang.
-    commands: RwLock<()>,
     state: Mutex<State>,
     /// How often a volume has passed to a newer replica.
     handovers: Arc<AtomicU64>,
@@ -66,20 +64,10 @@ struct State {
     claims: HashMap<u64, Claim>,
     next: u64,
     stopping: bool,
-    /// Volumes of which a replica is about to be served.
+    /// Volumes of which a replica is about to be served, or which are deleted with their directories.
     starting: BTreeSet<String>,
-}
-
-/// A replica of this volume is about to be served.
-struct Starting<'a> {
-    hosting: &'a Hosting,
-    volume: &'a str,
-}
-
-impl Drop for Starting<'_> {
-    fn drop(&mut self) {
-        self.hosting.state().starting.remove(self.volume);
-    }
+    /// Volumes that running commands change or make, each once for each of them.
+    commanded: Vec<String>,
 }
 
 impl Hosting {
@@ -96,7 +84,6 @@ impl Hosting {
             me: me.clone(),
             registry,
             common: Mutex::default(),
-            commands: RwLock::default(),
             state: Mutex::default(),
             handovers: Arc::default(),
             watch: Mutex::default(),
@@ -139,29 +126,6 @@ impl Hosting {
 
     fn replicas(&self) -> Vec<Arc<Hosted>> {
         self.state().replicas.clone()
-    }
-
-    fn serves(&self, volume: &str) -> bool {
-        let state = self.state();
-        state.starting.contains(volume)
-            || state.replicas.iter().any(|hosted| hosted.volume == volume)
-    }
-
-    /// Begins to serve a replica of a volume: from now on no command and no other replica comes to the volume.
-    fn begin<'a>(&'a self, volume: &'a str) -> Result<Starting<'a>> {
-        let deadline = Instant::now() + STEP_TIMEOUT;
-        loop {
-            let no_command = self.commands.write().unwrap_or_else(PoisonError::into_inner);
-            if self.state().starting.insert(volume.to_owned()) {
-                return Ok(Starting { hosting: self, volume });
-            }
-            drop(no_command);
-            if Instant::now() >= deadline {
-                let text = format!("another replica of `{volume}` has been starting for long");
-                return Err(Error::busy(text));
-            }
-            thread::sleep(ENDING_PAUSE);
-        }
     }
 
     /// The newest replica of a volume that has not been succeeded.
@@ -359,11 +323,7 @@ impl Hosting {
 
 impl Extension for Hosting {
     fn command(&self, request: &Request, run: &mut dyn FnMut() -> Result<Value>) -> Result<Value> {
-        if guard::changed(request).is_none() {
-            return run();
-        }
-        let _no_replica_comes = self.commands.read().unwrap_or_else(PoisonError::into_inner);
-        guard::check(request, &|volume| self.serves(volume))?;
+        let _no_replica_comes = self.begin_command(request)?;
         run()
     }
 
@@ -438,8 +398,10 @@ fn watch(hosting: &Weak<Hosting>, stopped: &mpsc::Receiver<()>, sweep: Duration)
             swept = Some(Instant::now());
             // By itself: a directory whose file system hangs holds up nothing else, nor the end of the process.
             let swept = thread::Builder::new().name("sweep".to_owned()).spawn(move || {
-                let Hosting { registry, store, commands, .. } = &*hosting;
-                registry.sweep(store, &|volume| hosting.serves(volume), commands);
+                let Hosting { registry, store, .. } = &*hosting;
+                registry.sweep(store, &|volume| hosting.serves(volume), &|volume| {
+                    hosting.hold_unserved(volume)
+                });
             });
             sweeping = swept.ok();
         }

@@ -20,7 +20,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError};
 
 /// In front of the directory in a volume's name.
 pub const PREFIX: &str = "longhorn:";
@@ -185,13 +185,13 @@ impl Registry {
     }
 
     /// Deletes the volumes of replicas whose directories are gone, now and at the last look, and
-    /// that nobody serves. Returns how many. `commands` is held for each that goes, and not while directories are
-    /// looked at: a file system may hang.
-    pub fn sweep(
+    /// that nobody serves. Returns how many. Each that goes is held as long as that lasts, if `hold` has it: no command
+    /// and no replica comes to it.
+    pub fn sweep<H>(
         &self,
         store: &Store,
         is_served: &dyn Fn(&str) -> bool,
-        commands: &RwLock<()>,
+        hold: &dyn Fn(&str) -> Option<H>,
     ) -> usize {
         let mut absent = BTreeSet::new();
         for volume in store.volumes(false) {
@@ -208,12 +208,12 @@ impl Registry {
         let mut before = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
         let mut deleted = 0;
         for name in before.intersection(&absent) {
-            let _no_command = commands.write().unwrap_or_else(PoisonError::into_inner);
+            let Some(_held) = hold(name) else { continue };
             // One may have come and gone meanwhile.
             let gone = |directory: PathBuf| {
                 self.is_gone(&directory) && self.moved_to(store, &directory, name).is_none()
             };
-            if is_served(name) || !directory_of(name).is_some_and(gone) {
+            if !directory_of(name).is_some_and(gone) {
                 continue;
             }
             match store.delete_volume(name) {
@@ -385,7 +385,7 @@ mod tests {
         }
 
         fn sweep(&self) -> usize {
-            self.registry.sweep(&self.store, &|_| false, &RwLock::default())
+            self.registry.sweep(&self.store, &|_| false, &|_| Some(()))
         }
     }
 
@@ -417,8 +417,7 @@ mod tests {
         assert_eq!((setup.sweep(), setup.sweep()), (0, 0));
         fs::remove_dir_all(&gone).unwrap();
         assert_eq!(setup.sweep(), 0, "not at the first look");
-        let swept =
-            setup.registry.sweep(&setup.store, &|name| name == gone_volume, &RwLock::default());
+        let swept = setup.registry.sweep(&setup.store, &|name| name == gone_volume, &|_| Some(()));
         assert_eq!(swept, 0, "served");
         assert_eq!((setup.sweep(), setup.sweep()), (0, 1));
         assert_eq!(setup.volumes(), [kept_volume.as_str(), "longhorn:odd", "plain"]);
