@@ -171,7 +171,7 @@ fn nothing_is_taken_over_unless_it_is_asked_for() {
     not_started(&[], "--take-over serves at once");
     let image = dir.join("volume-snap-old.img");
     let image = image.to_str().unwrap();
-    not_started(&["--take-over", "0", "--backing-file", image], "use `longhorn replica-import`");
+    not_started(&["--take-over", "0", "--backing-file", image], "leave --backing-file out");
     assert_eq!(names(), before);
     // Cut off before the store was there.
     fs::create_dir(dir.join("volume.taken")).unwrap();
