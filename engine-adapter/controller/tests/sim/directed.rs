@@ -581,6 +581,20 @@ fn a_rebuilt_replica_is_complete_at_the_next_start() {
     nothing_violated(&sim);
 }
 
+/// Found by review: nobody was told if the replica did not answer.
+#[test]
+fn a_mark_that_stays_is_logged() {
+    let (sim, controller) = rebuilt();
+    {
+        let mut world = sim.world();
+        (world.replicas[1].rebuilding, world.replicas[1].alive) = (true, false);
+    }
+    controller.verify_rebuild(&address(1), "").unwrap();
+    let world = sim.world();
+    let said = world.log.iter().find(|line| line.contains("rebuilding-mark-stays"));
+    assert!(said.is_some_and(|line| line.contains("connection refused")), "{said:?}");
+}
+
 /// Found by review: where the mark stayed, a stale replica was the only fit one, and became the volume.
 #[test]
 fn a_marked_replica_that_counted_more_keeps_a_volume_from_starting() {
