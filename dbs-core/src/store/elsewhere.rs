@@ -375,8 +375,10 @@ impl Inner {
             block.copy_from_slice(buf.get(from..from + BLOCK_BYTES as usize)?);
             Some(block)
         };
-        let blocks = addresses.iter().map(block).collect();
-        (blocks, read.err())
+        let blocks: Vec<_> = addresses.iter().map(block).collect();
+        // What cannot be read may lie between them.
+        let all_there = blocks.iter().all(Option::is_some);
+        (blocks, read.err().filter(|_| !all_there))
     }
 
     /// Where a group of another session would show.

@@ -32,6 +32,8 @@ struct Machine {
     /// How long a look takes, and whether the superblock cannot be read.
     takes: AtomicU64,
     is_bad: AtomicBool,
+    /// Whether a block between those that a look asks for cannot be read.
+    is_bad_between: AtomicBool,
     /// Whether there is no space for what is allocated, and how often it was to be.
     is_full: AtomicBool,
     allocations: AtomicU64,
@@ -69,6 +71,7 @@ impl Machine {
             reads: AtomicU64::new(0),
             takes: AtomicU64::new(0),
             is_bad: AtomicBool::new(false),
+            is_bad_between: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             allocations: AtomicU64::new(0),
             changes: AtomicU64::new(0),
@@ -114,6 +117,10 @@ impl Storage for Machine {
         }
         if self.is_bad.load(Ordering::Relaxed) && requests.iter().any(|request| request.offset == 0)
         {
+            return Err(io::Error::other("bad block"));
+        }
+        let is_between = || requests.iter().any(|request| request.buf.len() > BLOCK);
+        if self.is_bad_between.load(Ordering::Relaxed) && is_between() {
             return Err(io::Error::other("bad block"));
         }
         self.disk.read_many(requests)
@@ -371,6 +378,26 @@ fn a_bad_block_does_not_hold_up_each_commit() {
         let _second = pair.other.open().unwrap();
         assert_eq!(put(&pair.first, 100, 1).is_err(), !is_bad || takes == 0, "{is_bad} {takes}");
     }
+}
+
+/// Found by review: all that a look asks for could be read, and was; but it was called blind, and not done each time.
+#[test]
+fn a_bad_block_between_what_a_look_asks_for_blinds_nobody() {
+    let pair = Pair::new(false);
+    for block in 1..5 {
+        pair.wait(SECOND / 50);
+        put(&pair.first, block, 1).unwrap();
+    }
+    pair.one.is_bad_between.store(true, Ordering::Relaxed);
+    let looks = pair.one.looks();
+    for block in 10..15 {
+        pair.wait(SECOND);
+        put(&pair.first, block, 1).unwrap();
+    }
+    assert_eq!(pair.one.looks(), looks + 5);
+    assert_eq!(pair.first.info().warnings, Vec::<String>::new());
+    let _second = pair.other.open().unwrap();
+    assert!(put(&pair.first, 20, 1).is_err());
 }
 
 /// A path to the disk may be lost for a while, and somebody take the store over meanwhile.

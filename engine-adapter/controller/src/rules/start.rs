@@ -6,6 +6,8 @@ use std::fmt;
 
 /// How much older than the newest a replica's last change may be to be salvaged.
 const SALVAGE_WINDOW_NS: i64 = 5_000_000_000;
+/// How far the clocks of nodes may be apart.
+const CLOCKS_NS: i64 = 60_000_000_000;
 /// Exit code of a controller that found no good replica: `ENODATA`.
 pub const EXIT_NO_REPLICA: i32 = 61;
 /// Exit code for everything else.
@@ -298,13 +300,16 @@ fn part_at_heads(policy: Policy, replicas: &[Facts<'_>], refused: &mut [Option<S
 
 /// Refuses replicas whose head was not made by the revert that made those of most, though all lie on the same disk: a
 /// revert to where heads lay already was cut off. Among as many the one changed last counts; that is by the clocks of
-/// their nodes, and so comes second. Those that do not know are left alone.
+/// their nodes, and so comes second. Only those count that were changed about when that one was: others may have failed in
+/// a revert, and it alone has what was acknowledged since. Those that do not know are left alone.
 fn part_at_reverts(replicas: &[Facts<'_>], refused: &mut [Option<String>]) {
     let known = replicas.iter().zip(&*refused).filter(|(_, refused)| refused.is_none());
     let known = known.filter_map(|(facts, _)| Some((facts.modified_ns, facts.revert?)));
-    // Of equal ones the first.
-    let known: Vec<_> = known.collect();
+    let mut known: Vec<_> = known.collect();
+    let newest = known.iter().map(|(modified, _)| *modified).max().unwrap_or(0);
+    known.retain(|(modified, _)| newest.saturating_sub(*modified) <= CLOCKS_NS);
     let have = |revert: &str| known.iter().filter(|(_, its)| *its == revert).count();
+    // Of equal ones the first.
     let best = known.iter().rev().max_by_key(|(modified, revert)| (have(revert), *modified));
     let Some((_, kept)) = best else { return };
     for (facts, refused) in replicas.iter().zip(refused).filter(|(_, refused)| refused.is_none()) {
@@ -542,8 +547,10 @@ mod tests {
             (&[by(1, Some("")), by(2, Some("r")), by(1, Some(""))], &[1]),
             (&[by(2, Some("")), by(1, Some("r"))], &[1]),
             (&[by(2, Some("q")), by(1, Some("r"))], &[1]),
-            // Most count for more than a clock that is ahead.
+            // Most count for more than a clock that is ahead, but not for more than what one did alone.
             (&[by(9, Some("")), by(1, Some("r")), by(2, Some("r"))], &[0]),
+            (&[by(1, Some("")), by(61_000_000_000, Some("r")), by(2, Some(""))], &[0, 2]),
+            (&[by(1, Some("")), by(61_000_000_000, Some("r")), by(61_000_000_001, Some(""))], &[1]),
             // Who does not know is left alone, and decides nothing.
             (&[by(9, None), by(1, Some("")), by(2, Some("r"))], &[1]),
             (&[by(9, None), by(1, None), by(2, Some("r"))], &[]),

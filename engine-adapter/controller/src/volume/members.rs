@@ -89,9 +89,12 @@ impl Controller {
 
     /// Takes the mark of a replica away that it lacks something. Of upstream's, only who filled it may.
     pub(super) fn mark_complete(&self, target: &Target) -> Result<()> {
-        let info = self.call(target, Call::Get);
-        let marked = info.is_ok_and(|info| info.rebuilding && info.dbs.is_some());
-        if marked { self.mark_incomplete(target, false) } else { Ok(()) }
+        let info = self.call(target, Call::Get).map_err(|error| super::failed(target, &error))?;
+        if info.rebuilding && info.dbs.is_some() {
+            self.mark_incomplete(target, false)
+        } else {
+            Ok(())
+        }
     }
 
     /// Marks a replica as one that lacks something, which outlives it and this controller; or takes the mark away.

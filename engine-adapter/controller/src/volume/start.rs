@@ -110,9 +110,9 @@ impl Controller {
         candidates
     }
 
-    /// A lone replica that is marked as being rebuilt. One of ours, whose mark its controller takes away before it counts
-    /// as complete, may lack acknowledged data: it is taken if that was asked for. One of upstream's is taken as by
-    /// upstream's controller, as only the caller takes its mark away.
+    /// A lone replica that is marked as being rebuilt. One of ours may lack acknowledged data: it is taken if that was
+    /// asked for. It may be complete as well: the mark goes right after it has become `RW`, and nobody may have been left
+    /// to take it away. One of upstream's is taken as by upstream's controller, as only the caller takes its mark away.
     fn take_incomplete<'a>(
         &self,
         mut going: Vec<&'a mut Candidate>,
@@ -121,10 +121,13 @@ impl Controller {
         let ours = going.iter().any(|candidate| candidate.info.dbs.is_some());
         let taken = policy.salvage || !ours;
         let why = match taken {
-            true => "it is marked as being rebuilt: the volume may lack data",
+            true => {
+                "it is marked as being rebuilt: the volume may lack data, or the rebuild had ended and nobody has taken \
+                 the mark away"
+            }
             false => {
-                "it is marked as being rebuilt, and may lack data: start with a complete replica, or take it as it is \
-                 with --salvageRequested"
+                "it is marked as being rebuilt: it may lack data, or the rebuild had ended and nobody has taken the mark \
+                 away; start with a complete replica that is not older, or take this one as it is with --salvageRequested"
             }
         };
         for candidate in &going {

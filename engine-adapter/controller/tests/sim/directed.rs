@@ -293,6 +293,28 @@ fn a_revert_to_the_latest_snapshot_that_was_cut_off_leaves_replicas_that_are_ali
     assert!(complete.iter().all(|one| content(one) == content(&complete[0])), "{modes:?}");
 }
 
+/// Found by review: the two that had failed in the revert outvoted the one that had all that was acknowledged since.
+#[test]
+fn who_went_on_alone_after_a_revert_is_not_outvoted() {
+    let (sim, controller) = volume(3, 3);
+    snapshot(&controller, "one").unwrap();
+    for replica in [1, 2] {
+        // They do nothing of what they are asked.
+        sim.world().replicas[replica].failing_calls = 1;
+    }
+    controller.revert("one").unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Err, Mode::Err]);
+    sim.run_for(100_000 * MS);
+    sim.world().ask(0, Kind::Write, 0, SECTORS);
+    sim.run_for(1000 * MS);
+    assert_eq!(answered(&sim), (1, 0));
+    let content = sim.world().replicas[0].content();
+    let next = begin_again(&sim, 3, false);
+    assert_eq!(modes(&next), [Mode::Rw, Mode::Err, Mode::Err]);
+    assert_eq!(sim.world().replicas[0].content(), content);
+    nothing_violated(&sim);
+}
+
 /// Found by review: the size was looked at first, and a stale replica became the volume.
 #[test]
 fn a_replica_of_another_size_that_counted_more_keeps_a_volume_from_starting() {
@@ -613,6 +635,20 @@ fn a_rebuilt_replica_is_complete_at_the_next_start() {
     assert!(!sim.world().replicas[1].rebuilding);
     assert_eq!(modes(&begin_again(&sim, 2, true)), [Mode::Rw; 2]);
     nothing_violated(&sim);
+}
+
+/// Found by review: nobody was told if the replica did not answer.
+#[test]
+fn a_mark_that_stays_is_logged() {
+    let (sim, controller) = rebuilt();
+    {
+        let mut world = sim.world();
+        (world.replicas[1].rebuilding, world.replicas[1].alive) = (true, false);
+    }
+    controller.verify_rebuild(&address(1), "").unwrap();
+    let world = sim.world();
+    let said = world.log.iter().find(|line| line.contains("rebuilding-mark-stays"));
+    assert!(said.is_some_and(|line| line.contains("connection refused")), "{said:?}");
 }
 
 /// Found by review: where the mark stayed, a stale replica was the only fit one, and became the volume.
