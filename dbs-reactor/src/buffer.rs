@@ -145,7 +145,8 @@ impl Buf {
 
     fn mapped(len: usize) -> Self {
         let map = MmapOptions::new().len(len).map_anon();
-        let Ok(mut map) = map else { panic!("no address space for a buffer of {len} bytes") };
+        // A process may have so many mappings and no more.
+        let Ok(mut map) = map else { return Self::on_heap(len) };
         let Some(ptr) = NonNull::new(map.as_mut_ptr()) else { return Self::on_heap(len) };
         // Never read or written through: only by the pointer.
         Self { ptr, len, home: Home::Mapped { _map: map } }

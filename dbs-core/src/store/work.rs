@@ -19,8 +19,8 @@ use std::time::Duration;
 
 /// Extents given back to the device together, neighbours in one request.
 const PUNCH_EXTENTS: u64 = 16;
-/// Steps of background work that are done at most for who finds the snapshot table full.
-const SLOT_STEPS: u64 = 4096;
+/// Extents that are merged at most for who finds the snapshot table full: a volume's I/O may be paused meanwhile.
+const SLOT_STEPS: u64 = 256;
 /// How often, and how long each time, it waits at most for others.
 const SLOT_LOOKS: u32 = 100;
 const SLOT_WAIT: Duration = Duration::from_millis(2);
