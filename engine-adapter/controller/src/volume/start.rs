@@ -47,16 +47,14 @@ impl Controller {
         let mut candidates = self.open_all(addresses, current_size, policy);
         let outcome = self
             .choose(&mut candidates, addresses, (size, current_size), policy)
-            .and_then(|chosen| self.take(&candidates, chosen, addresses));
+            .and_then(|chosen| self.take(&candidates, chosen, addresses))
+            .and_then(|()| if upgrade { Ok(()) } else { self.name_heads(&candidates, addresses) });
         if let Err(error) = outcome {
             self.state().members.clear();
             for candidate in &candidates {
                 self.let_go(candidate);
             }
             return Err(error);
-        }
-        if !upgrade {
-            self.name_heads(&candidates);
         }
         if let Some(kind) = self.options.frontend.clone()
             && let Err(error) = self.bring_up(&kind, upgrade)
@@ -262,7 +260,11 @@ impl Controller {
 
     /// Gives the heads of the volume's replicas one name, where one of ours does not know what made its own: a revert to
     /// where they lie that is cut off shows at the next start then.
-    fn name_heads(&self, candidates: &[Candidate]) {
+    fn name_heads(
+        &self,
+        candidates: &[Candidate],
+        addresses: &[String],
+    ) -> std::result::Result<(), StartError> {
         let revert =
             |candidate: &Candidate| candidate.info.dbs.as_ref().map(|dbs| dbs.revert.clone());
         let (mut known, mut unknown) = (None, Vec::new());
@@ -276,13 +278,18 @@ impl Controller {
             }
         }
         if unknown.is_empty() {
-            return;
+            return Ok(());
         }
         // What one knows holds for all: they have agreed.
         let revert = known.unwrap_or_else(|| self.parts.host.unique_name());
         let call = Call::Revert { disk: String::new(), created: String::new(), revert };
         // One of an older version refuses, and goes on without a name.
         let _answers = self.call_each(&unknown, &call, self.timeout());
+        // One may have been taken by a newer controller, and then all have.
+        match self.active().is_empty() {
+            true => Err(StartError::Unavailable(addresses.to_vec())),
+            false => Ok(()),
+        }
     }
 
     fn let_go(&self, candidate: &Candidate) {

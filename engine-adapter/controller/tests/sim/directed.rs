@@ -215,6 +215,18 @@ fn a_controller_ends_when_a_newer_one_has_a_replica() {
     }
 }
 
+/// Found by review: the start went well, and its frontend came up with no replica behind it.
+#[test]
+fn a_start_fails_if_a_newer_controller_takes_a_replica_meanwhile() {
+    let (sim, controller) = volume(2, 0);
+    for replica in &mut sim.world().replicas {
+        (replica.revert, replica.taken_when_named) = (None, true);
+    }
+    let error = controller.start(&[address(0), address(1)], SIZE, SIZE).unwrap_err();
+    assert_eq!(error.exit_code(), 1, "{error}");
+    assert!(modes(&controller).is_empty());
+}
+
 /// Found by review: names that users choose are in what replicas say. With this one, all became `ERR`.
 #[test]
 fn a_name_is_not_taken_for_a_newer_controller() {

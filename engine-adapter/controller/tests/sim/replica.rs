@@ -117,6 +117,8 @@ pub struct Replica {
     pub failing: u32,
     /// A newer process has its store.
     pub handed_over: bool,
+    /// A newer process takes its store just before its head is given a name.
+    pub taken_when_named: bool,
     /// Calls that are to fail; odd ones do what they are asked before.
     pub failing_calls: u32,
     /// The next call of this name finds no connection to it.
@@ -379,6 +381,10 @@ impl Replica {
             }
             Call::SetCounter(counter) => self.counter = *counter,
             Call::Snapshot { name, .. } => self.snapshot(name)?,
+            Call::Revert { disk, .. } if disk.is_empty() && self.taken_when_named => {
+                self.handed_over = true;
+                return Err(handed_over("/data"));
+            }
             Call::Revert { disk, revert, .. } if disk.is_empty() => {
                 self.revert.get_or_insert_with(|| revert.clone());
             }

@@ -119,8 +119,8 @@ impl Agent {
                 me.replica.incoming().put_meta(&disk, DiskMeta::default())
             });
             let ended = me.replica.incoming().end_clone(outcome.is_ok());
-            outcome.and(ended)?;
-            me.replica.revert(&disk, &created)
+            let headed = outcome.and(ended)?;
+            if headed { Ok(()) } else { me.replica.revert(&disk, &created) }
         })
         .await
     }

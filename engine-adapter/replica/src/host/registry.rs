@@ -240,7 +240,8 @@ impl Registry {
     }
 
     /// Whether a directory whose note is of an older version, which does not say the volume, may be that of this volume:
-    /// one that was not served where it is, and whose file tells of the same size and the same snapshot below the head.
+    /// one that was not served where it is, and whose file tells of a snapshot of this volume, or of none and of no larger
+    /// a size. The file may be old: it is not written on a full file system.
     fn may_be_moved(&self, store: &Store, other: &Path, volume: &str) -> bool {
         if self.marker(other).exists() {
             return false;
@@ -251,13 +252,18 @@ impl Registry {
             Ok(None) => return other.join(VOLUME_META).exists(),
             Err(_) => return true,
         };
-        let layers = store.layers(volume).unwrap_or_default();
-        let head = layers.iter().find(|layer| layer.name.is_none());
-        let below = head.and_then(|head| head.parent.as_deref()).map(names::snapshot_disk);
-        let is_alike = head.is_none_or(|head| head.size == meta.size)
-            && below.unwrap_or_default() == meta.parent;
+        let Ok(layers) = store.layers(volume) else { return true };
+        let is_alike = match names::snapshot_name(&meta.parent) {
+            Some(parent) => layers.iter().any(|layer| {
+                let name = layer.name.as_deref();
+                name.is_some_and(|name| {
+                    name.strip_prefix(names::STAGING_PREFIX).unwrap_or(name) == parent
+                })
+            }),
+            None => layers.last().is_none_or(|head| meta.size <= head.size),
+        };
         if is_alike {
-            let why = "an older version served what is there: if it is not this volume, remove it";
+            let why = "an older version served what is there: if it is not this volume's, remove the directory";
             log::warn(
                 "may-be-moved",
                 &[("volume", &volume), ("to", &other.display()), ("why", &why)],
@@ -348,7 +354,7 @@ fn mark(marker: &Path, is_mount: bool) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dbs_core::{InitOptions, OpenOptions, TailPlace};
+    use dbs_core::{InitOptions, OpenOptions, SnapshotOptions, TailPlace};
 
     struct Setup {
         directory: tempfile::TempDir,
@@ -480,6 +486,30 @@ mod tests {
             assert_eq!([(); 2].map(|()| setup.sweep()), [0; 2], "{text}");
         }
         assert!(setup.volumes().contains(&volume));
+    }
+
+    /// Found by review: the file may be old, and was taken for another volume's.
+    #[test]
+    fn a_note_without_a_name_and_an_old_file_keep_the_volume() {
+        let setup = Setup::new();
+        let (directory, volume) = setup.replica("r");
+        let moved = directory.with_file_name("r.old");
+        fs::rename(&directory, &moved).unwrap();
+        let note = serde_json::json!({ "store": setup.registry.store, "key": "" }).to_string();
+        fs::write(moved.join(STORE_NOTE), note).unwrap();
+        for name in ["a", "b"] {
+            let options = SnapshotOptions::default();
+            setup.store.create_snapshot(&volume, name, &options).unwrap();
+        }
+        setup.store.resize_volume(&volume, 2 << 20).unwrap();
+        for parent in [String::new(), names::snapshot_disk("a"), names::snapshot_disk("b")] {
+            let meta = VolumeMeta { size: 1 << 20, parent, ..VolumeMeta::default() };
+            meta.write(&moved).unwrap();
+            assert_eq!([(); 3].map(|()| setup.sweep()), [0; 3], "{}", meta.parent);
+        }
+        let parent = names::snapshot_disk("c");
+        VolumeMeta { size: 2 << 20, parent, ..VolumeMeta::default() }.write(&moved).unwrap();
+        assert_eq!([(); 2].map(|()| setup.sweep()), [0, 1]);
     }
 
     /// Found by review: what could not be looked at, as without file descriptors, counted as not there.

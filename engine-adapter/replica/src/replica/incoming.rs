@@ -215,11 +215,12 @@ impl Incoming<'_> {
         Ok(store)
     }
 
-    /// Ends that, and shows what has come in if it went well.
+    /// Ends that, and shows what has come in if it went well. Says whether the head is on it already: where an earlier
+    /// clone was replaced. Who puts it there once more would drop what was written since.
     ///
     /// # Errors
     /// Those of the store; nothing is seen then.
-    pub fn end_clone(&self, went_well: bool) -> Result<()> {
+    pub fn end_clone(&self, went_well: bool) -> Result<bool> {
         let replica = self.replica;
         if went_well && let Ok(store) = replica.store() {
             // What fails here fails again below.
@@ -231,7 +232,7 @@ impl Incoming<'_> {
             replica.pending().forget();
             replica.state().restoring = None;
         })?;
-        let shown = if went_well { self.show_clone(&store) } else { Ok(()) };
+        let shown = if went_well { self.show_clone(&store) } else { Ok(false) };
         replica.state().restoring = None;
         let named = replica.name_restored(&store);
         let cleared = named.and_then(|()| match replica.drop_staged(&store) {
@@ -248,20 +249,21 @@ impl Incoming<'_> {
         if !rebuilding {
             store.set_rebuilding(&replica.options.volume, false)?;
         }
-        shown.and(cleared)
+        shown.and_then(|headed| cleared.map(|()| headed))
     }
 
-    /// Shows what a clone has brought. Until then what an earlier one brought stays, and is replaced in one step.
-    fn show_clone(&self, store: &Store) -> Result<()> {
+    /// Shows what a clone has brought. Until then what an earlier one brought stays, and is replaced in one step, with the
+    /// head on it; says whether that was so.
+    fn show_clone(&self, store: &Store) -> Result<bool> {
         let replica = self.replica;
         let again = replica.state().restoring.as_ref().map(|begun| begun.snapshot.clone());
-        let Some(snapshot) = again else { return replica.show_incoming(store) };
+        let Some(snapshot) = again else { return replica.show_incoming(store).map(|()| false) };
         self.check_unused(store, &self.layers()?, &snapshot)?;
         self.put_in_place(store, &snapshot)?;
         replica.headed_anew(None);
         let volume = &replica.options.volume;
         log::info("clone-again", &[("volume", volume), ("snapshot", &snapshot)]);
-        Ok(())
+        Ok(true)
     }
 
     /// Makes what has come in durable.

@@ -458,10 +458,11 @@ impl Replica {
     /// done: who cannot open the volume can neither read it nor delete what takes the room.
     ///
     /// It is safe because the store is the truth. The file then tells of a head number that is too
-    /// small, which nobody depends on; of a replica that was closed in order though it was not, or the
-    /// other way round, which is shown and decides nothing (recovery is the store's, at each open); or
-    /// of a rebuild that is over, which the store contradicts. What a rebuild needs the file for is
-    /// written before it begins, or it does not.
+    /// small, or of an older size and parent, which nobody depends on (`host::registry` knows that they
+    /// may be old); of a replica that was closed in order though it was not, or the other way round,
+    /// which is shown and decides nothing (recovery is the store's, at each open); or of a rebuild that
+    /// is over, which the store contradicts. What a rebuild needs the file for is written before it
+    /// begins, or it does not.
     fn note_in_meta(&self) -> Result<()> {
         match self.write_meta() {
             Err(e) if e.kind() == ErrorKind::NoSpace => {

@@ -217,7 +217,7 @@ fn a_store_goes_back_when_the_older_one_is_opened_again() {
             old.snapshot_as("x", true, NOW, &[]).unwrap_err().message().contains("handed over")
         );
         let incoming = old.replica.incoming();
-        let ended = [incoming.discard(&disk("x")).map(drop), incoming.end_clone(false)];
+        let ended = [incoming.discard(&disk("x")).map(drop), incoming.end_clone(false).map(drop)];
         assert!(
             ended.iter().all(|ended| ended
                 .as_ref()

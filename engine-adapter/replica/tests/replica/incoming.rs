@@ -535,7 +535,7 @@ fn a_clone_that_is_asked_for_again_gives_nothing_up_before_its_end() {
         assert!(!store.volume_info("vol").unwrap().rebuilding);
     };
     begin(&to, 5);
-    to.replica.incoming().end_clone(true).unwrap();
+    assert!(!to.replica.incoming().end_clone(true).unwrap(), "the head is to be put on it");
     to.revert("clone");
     holds(&to, 5);
     // One that fails, and one that is cut off.
@@ -548,7 +548,10 @@ fn a_clone_that_is_asked_for_again_gives_nothing_up_before_its_end() {
     to.open();
     holds(&to, 5);
     begin(&to, 6);
-    to.replica.incoming().end_clone(true).unwrap();
+    assert!(
+        to.replica.incoming().end_clone(true).unwrap(),
+        "the head is on it, and may be written"
+    );
     holds(&to, 6);
     // While the replaced one is read it stays, and goes at the next start.
     let reader = to.store.as_ref().unwrap().volume("vol@clone").unwrap();
