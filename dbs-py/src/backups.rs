@@ -170,16 +170,19 @@ impl Inner {
 
     /// The store, when other threads are done with it.
     fn turn(&self, mut goes_on: impl FnMut() -> bool) -> Result<MutexGuard<'_, BackupStore>> {
-        loop {
+        let store = loop {
             match self.store.try_lock() {
-                Ok(store) => return Ok(store),
-                Err(TryLockError::Poisoned(store)) => return Ok(store.into_inner()),
+                Ok(store) => break store,
+                Err(TryLockError::Poisoned(store)) => break store.into_inner(),
                 Err(TryLockError::WouldBlock) if goes_on() => std::thread::sleep(TURN),
                 Err(TryLockError::WouldBlock) => {
                     return Err(Error::new(ErrorKind::Interrupted, "stopped before it began"));
                 }
             }
-        }
+        };
+        // What ended the one before does not end this one.
+        store.begin();
+        Ok(store)
     }
 
     fn watched(&self, watcher: &RefCell<Watcher>) -> Result<MutexGuard<'_, BackupStore>> {

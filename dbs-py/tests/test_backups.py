@@ -171,17 +171,19 @@ def test_damage_is_found_and_never_given_out(
     assert again.pread(len(content), 0) == content
 
 
+class Enough(Exception):
+    pass
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_what_ends_an_operation(store: dbs.Store, backups: dbs.BackupStore) -> None:
     volume, _ = filled(store, 24 * MIB)
 
-    class Enough(Exception):
-        pass
-
     def end(done: int, total: int) -> None:
         raise Enough(f"{done} of {total}")
-
-    def interrupt() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
 
     # Each would take many minutes.
     def create(progress: dbs.Progress | None = None) -> None:
@@ -211,6 +213,28 @@ def test_what_ends_an_operation(store: dbs.Store, backups: dbs.BackupStore) -> N
     with pytest.raises(Enough):
         backups.verify("vol", "backup-1", data=True, rate="16KiB", parallel=1, progress=end)
     assert backups.verify("vol", "backup-1", data=True).ok and store.check().ok
+
+
+def test_what_comes_after_an_end(store: dbs.Store, backups: dbs.BackupStore) -> None:
+    volume, _ = filled(store)
+    backups.create(volume, name="backup-1")
+
+    def end(done: int, total: int) -> None:
+        raise Enough
+
+    uses: list[Callable[[], object]] = [
+        lambda: backups.backups("vol"),
+        lambda: backups.volume("vol"),
+        lambda: backups.backup("vol", "backup-1"),
+        lambda: backups.prune("vol", keep_last=1, dry_run=True),
+        lambda: backups.prune("vol", keep_last=1),
+        lambda: backups.delete_volume("vol"),
+    ]
+    for use in uses:
+        with pytest.raises(Enough):
+            backups.verify("vol", "backup-1", data=True, rate="16KiB", parallel=1, progress=end)
+        use()
+    assert backups.volumes() == []
 
 
 def test_threads_take_turns(store: dbs.Store, backups: dbs.BackupStore) -> None:
