@@ -26,6 +26,7 @@ use std::mem;
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 
@@ -51,6 +52,13 @@ enum Look {
     Keys {},
     AddKey { passphrase: Option<String>, key_file: Option<String> },
     RemoveKey { key: String },
+}
+
+impl Look {
+    /// Whether it changes something.
+    fn changes(&self) -> bool {
+        matches!(self, Self::Mend {} | Self::AddKey { .. } | Self::RemoveKey { .. })
+    }
 }
 
 /// What takes long.
@@ -170,27 +178,33 @@ impl Inner {
 
     /// The store, when other threads are done with it.
     fn turn(&self, mut goes_on: impl FnMut() -> bool) -> Result<MutexGuard<'_, BackupStore>> {
-        let store = loop {
-            match self.store.try_lock() {
-                Ok(store) => break store,
-                Err(TryLockError::Poisoned(store)) => break store.into_inner(),
-                Err(TryLockError::WouldBlock) if goes_on() => std::thread::sleep(TURN),
-                Err(TryLockError::WouldBlock) => {
-                    return Err(Error::new(ErrorKind::Interrupted, "stopped before it began"));
-                }
+        loop {
+            let store = match self.store.try_lock() {
+                Ok(store) => Some(store),
+                Err(TryLockError::Poisoned(store)) => Some(store.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            };
+            // Asked also by who need not wait: the caller may have given up just now.
+            if !goes_on() {
+                return Err(Error::new(ErrorKind::Interrupted, "stopped before it began"));
             }
-        };
-        // What ended the one before does not end this one.
-        store.begin();
-        Ok(store)
+            match store {
+                Some(store) => {
+                    // What ended the one before does not end this one.
+                    store.begin();
+                    return Ok(store);
+                }
+                None => std::thread::sleep(TURN),
+            }
+        }
     }
 
     fn watched(&self, watcher: &RefCell<Watcher>) -> Result<MutexGuard<'_, BackupStore>> {
         self.turn(|| watcher.borrow_mut().goes_on(0, 0))
     }
 
-    fn look(&self, what: Look) -> Result<Value> {
-        let store = self.turn(|| true)?;
+    fn look(&self, what: Look, given_up: &AtomicBool) -> Result<Value> {
+        let store = self.turn(|| !given_up.load(Ordering::SeqCst))?;
         match what {
             Look::Volumes {} => json_of(&store.volume_infos()?),
             Look::Volume { volume } => {
@@ -363,7 +377,7 @@ impl RawBackupStore {
         lock: bool,
     ) -> PyResult<Self> {
         let (url, read) = (parse(url)?, ReadOptions { cache: cache.0, lock, ..Default::default() });
-        let inner = apart(py, move || Inner::open(url, variables, read))?;
+        let inner = apart(py, false, move |_| Inner::open(url, variables, read))?;
         Ok(Self { process: process::id(), inner: RwLock::new(Some(Arc::new(inner))) })
     }
 
@@ -376,7 +390,7 @@ impl RawBackupStore {
         encrypt: bool,
     ) -> PyResult<()> {
         let url = parse(url)?;
-        apart(py, move || {
+        apart(py, true, move |_| {
             open_bare(&url, &variables)?.make_repository(encrypt, secret(&variables)?)
         })
     }
@@ -415,8 +429,9 @@ impl RawBackupStore {
         params: &Bound<'py, PyDict>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (inner, params) = (self.inner()?, to_json(params, PARAMS_DEPTH)?);
-        let what = typed(json!({ "method": method, "params": params }))?;
-        to_python(py, &apart(py, move || inner.look(what))?)
+        let what: Look = typed(json!({ "method": method, "params": params }))?;
+        let value = apart(py, what.changes(), move |given_up| inner.look(what, given_up))?;
+        to_python(py, &value)
     }
 
     /// Runs something that takes long.
@@ -500,7 +515,7 @@ impl RawBackupStore {
     fn open(&self, py: Python<'_>, volume: String, backup: String) -> PyResult<RawBackup> {
         let inner = self.inner()?;
         let spec = inner.url.with(&volume, Some(&backup)).to_string();
-        let opened = apart(py, move || {
+        let opened = apart(py, false, move |_| {
             let reader = inner.reader()?;
             let backup = reader.open(&volume, &backup)?;
             Ok(Opened::new(backup, reader))
