@@ -24,7 +24,7 @@ use crate::objects::{Objects, is_verdict};
 use crate::pool::{self, Rate};
 use dbs_core::{Error, ErrorKind, Result};
 use format::{BlobKind, CONFIG_LIMIT, Config, Manifest};
-use keys::Keys;
+use keys::{Keys, Wrapped};
 use state::{Location, State};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,7 +62,7 @@ pub(crate) struct Repository {
     objects: Arc<dyn Objects>,
     keys: Keys,
     /// The wrapped key that opened it; none if it is not encrypted.
-    opened_by: Option<Id>,
+    opened_by: Option<(Id, Wrapped)>,
     chunk_size: u64,
     grace: Duration,
     stop: Arc<AtomicBool>,

@@ -40,6 +40,7 @@ pub struct Memory {
     fault: Mutex<Option<(u64, Fault)>>,
     at_put: Mutex<Option<Arc<AtPut>>>,
     at_walk: Mutex<Option<Arc<AtWalk>>>,
+    at_remove: Mutex<Option<Arc<AtWalk>>>,
 }
 
 type AtPut = dyn Fn(&str, &[u8]) + Send + Sync;
@@ -65,6 +66,11 @@ impl Memory {
     /// Calls this before each walk.
     pub fn at_walk(&self, call: impl Fn(&str) + Send + Sync + 'static) {
         *self.at_walk.lock().unwrap() = Some(Arc::new(call));
+    }
+
+    /// Calls this before each object is removed.
+    pub fn at_remove(&self, call: impl Fn(&str) + Send + Sync + 'static) {
+        *self.at_remove.lock().unwrap() = Some(Arc::new(call));
     }
 
     pub fn calls(&self) -> u64 {
@@ -218,6 +224,11 @@ impl Objects for Memory {
 
     fn remove_if(&self, path: &str, allowed: Allowed<'_>) -> Result<()> {
         allowed()?;
+        let call = self.at_remove.lock().unwrap().clone();
+        if let Some(call) = call.filter(|_| !IN_HOOK.replace(true)) {
+            call(path);
+            IN_HOOK.set(false);
+        }
         self.call(|| self.take(|there| there == path))
     }
 
