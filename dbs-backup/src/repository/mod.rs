@@ -97,7 +97,18 @@ impl Repository {
             }
             // Rights that end at Longhorn's layout, of somebody who has no repository.
             Err(error) if error.kind() == ErrorKind::Invalid && secret.is_none() => {
-                return if init::is_hidden(objects) { Ok(None) } else { Err(error) };
+                if !init::is_hidden(objects) {
+                    return Err(error);
+                }
+                // An error that passes is none of rights: it lasts where that layout may be read.
+                objects.list(&crate::names::volumes())?;
+                match objects.get(&format::path("config"), CONFIG_LIMIT) {
+                    Err(error) if error.kind() == ErrorKind::Invalid => return Ok(None),
+                    Err(error) if error.kind() == ErrorKind::NotFound => {
+                        return init::check_bare(objects).map(|()| None);
+                    }
+                    bytes => bytes?,
+                }
             }
             bytes => bytes?,
         };
