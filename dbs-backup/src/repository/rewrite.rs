@@ -33,13 +33,18 @@ impl Repository {
         work: &mut Work<'_>,
     ) -> Result<(HashSet<Id>, u64)> {
         let mut spent = HashSet::new();
-        for pack in self.state().sparse(live) {
+        let sparse = self.state().sparse(live);
+        for pack in sparse {
             let stat = self.objects.stat(&format::pack_path(pack))?;
             // What the others lack may be wanted by a backup that is being made.
             if stat.is_some_and(|stat| self.is_old(now, stat.modified)) {
                 spent.insert(pack);
             }
         }
+        // What others keep is proven there first: else the pack in which it is good is given up for one in which it is not.
+        let elsewhere = self.state().kept_elsewhere(live, &spent);
+        let alone = self.unproven(&spent, &elsewhere, work)?;
+        spent.retain(|pack| !alone.contains(pack));
         let needed = self.state().kept_by(live, &spent);
         let writer = Writer::new(self);
         for kind in [BlobKind::List, BlobKind::Chunk] {
@@ -200,6 +205,16 @@ impl State {
             packs.contains(&at.pack).then_some((*blob, (at.pack, at.offset)))
         };
         live.iter().filter_map(kept).collect()
+    }
+
+    /// What is live in these packs, and kept by others.
+    fn kept_elsewhere(&self, live: &Live, packs: &HashSet<Id>) -> Live {
+        let bytes = self.live_bytes(live);
+        let is_elsewhere = |blob: &&(BlobKind, BlockName)| {
+            let is_in = self.staying(blob.0, blob.1).any(|at| packs.contains(&at.pack));
+            is_in && self.keeper(&bytes, **blob).is_some_and(|at| !packs.contains(&at.pack))
+        };
+        live.iter().filter(is_elsewhere).copied().collect()
     }
 
     /// Indexes that name at least so many packs that are there, and the others.

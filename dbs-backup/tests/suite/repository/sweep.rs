@@ -505,6 +505,24 @@ fn what_cannot_be_rewritten_is_in_nobodys_way() {
     assert!(seen > 0);
 }
 
+/// Those of some packs of a plain repository that are condemned, and the others.
+fn condemned(objects: &Memory, packs: &[String]) -> (Vec<String>, Vec<String>) {
+    let named: Vec<Vec<u8>> = objects
+        .paths()
+        .iter()
+        .filter(|path| path.contains("/condemned/"))
+        .map(|path| objects.content(path).unwrap())
+        .collect();
+    let is_condemned = |path: &String| {
+        let id: Vec<u8> = (0..16)
+            .map(|at| &path[path.len() - 32 + 2 * at..][..2])
+            .map(|digits| u8::from_str_radix(digits, 16).unwrap())
+            .collect();
+        named.iter().any(|object| object.windows(16).any(|part| part == id))
+    };
+    packs.iter().cloned().partition(is_condemned)
+}
+
 /// Of what is there twice, one is enough, if it can be read.
 #[test]
 fn what_is_there_twice_goes_once() {
@@ -520,20 +538,7 @@ fn what_is_there_twice_goes_once() {
         objects.age_by(LONG);
         let first = collect(&open(&objects, None)).unwrap();
         assert_eq!((first.rewritten, first.rewritten_bytes), (2, 0), "{first:?}");
-        let named: Vec<Vec<u8>> = objects
-            .paths()
-            .iter()
-            .filter(|path| path.contains("/condemned/"))
-            .map(|path| objects.content(path).unwrap())
-            .collect();
-        let is_condemned = |path: &String| {
-            let id: Vec<u8> = (0..16)
-                .map(|at| &path[path.len() - 32 + 2 * at..][..2])
-                .map(|digits| u8::from_str_radix(digits, 16).unwrap())
-                .collect();
-            named.iter().any(|object| object.windows(16).any(|part| part == id))
-        };
-        let (gone, stay): (Vec<_>, Vec<_>) = before.iter().cloned().partition(is_condemned);
+        let (gone, stay) = condemned(&objects, &before);
         assert_eq!((gone.len(), stay.len()), (2, 2));
         if damage {
             // What stays is damaged meanwhile: nothing is removed that is there alone now.
@@ -553,6 +558,37 @@ fn what_is_there_twice_goes_once() {
         for backup in ["backup-1", "backup-2"] {
             let store = open(&objects, None);
             assert!(restored(&store, backup, content.len()).unwrap() == content, "{damage}");
+        }
+    }
+}
+
+/// A full backup beside damage is not given up for what is damaged.
+#[test]
+fn the_copy_that_is_good_stays() {
+    let volume = volume(28, 8);
+    let content = volume.get("one").content();
+    // Which of two equal packs is looked at first is left to chance.
+    for _ in 0..12 {
+        let (objects, store) = fresh(None);
+        create(&store, "backup-1", &volume.get("one")).unwrap();
+        let damaged = packs(&objects);
+        let source = volume.get("one");
+        let options = CreateOptions { full: true, ..options("backup-2", "one") };
+        store.create(&source, options).unwrap().run(&mut Work::new(&mut |_, _| true)).unwrap();
+        for path in &damaged {
+            objects.edit(path, |content| content[60] ^= 1);
+        }
+        for round in 0..3 {
+            let good: Vec<_> =
+                packs(&objects).into_iter().filter(|path| !damaged.contains(path)).collect();
+            assert_eq!(good.len(), 2, "{round}");
+            objects.age_by(LONG);
+            collect(&open(&objects, None)).unwrap();
+            assert_eq!(condemned(&objects, &good).0, [""; 0], "{round}");
+        }
+        for backup in ["backup-1", "backup-2"] {
+            let store = open(&objects, None);
+            assert!(restored(&store, backup, content.len()).unwrap() == content);
         }
     }
 }
