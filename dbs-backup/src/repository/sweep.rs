@@ -56,7 +56,7 @@ impl Repository {
         self.index_orphans(now)?;
         self.remove_condemned(now, &live, &mut collected, work)?;
         // Where there is no room to rewrite packs, all else is done before that is an error.
-        let (spent, problem) = match self.rewrite(now, &live, work) {
+        let (spent, problem) = match self.rewrite(now, &live, collected.removed_bytes, work) {
             Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error),
             Err(error) => (HashSet::new(), Some(error)),
             Ok((spent, written)) => {

@@ -505,6 +505,38 @@ fn what_cannot_be_rewritten_is_in_nobodys_way() {
     assert!(seen > 0);
 }
 
+fn indexes(objects: &Memory) -> usize {
+    objects.paths().iter().filter(|path| path.contains("/index/")).count()
+}
+
+/// What was written in vain does not take the room that backups need.
+#[test]
+fn a_place_that_is_full_is_left_as_it_was() {
+    let mut seen = 0;
+    for more in (0..).step_by(100) {
+        let (objects, _, volume) = mostly_dead(None);
+        let (store, before) = (open(&objects, None), packs(&objects));
+        let named = indexes(&objects);
+        objects.set_room(Some(objects.bytes() + more));
+        match collect(&store) {
+            Ok(collected) => {
+                assert_eq!(collected.rewritten, 1);
+                break;
+            }
+            Err(error) => {
+                seen += u32::from(error.to_string().contains("rewriting packs"));
+                // What an index names is done.
+                if indexes(&objects) == named {
+                    assert_eq!(packs(&objects), before, "{more}: {error}");
+                }
+            }
+        }
+        objects.set_room(None);
+        check(&open(&objects, None), "backup-2", volume.get("s9").content());
+    }
+    assert!(seen > 0);
+}
+
 /// Those of some packs of a plain repository that are condemned, and the others.
 fn condemned(objects: &Memory, packs: &[String]) -> (Vec<String>, Vec<String>) {
     let named: Vec<Vec<u8>> = objects
