@@ -12,42 +12,76 @@ fn dead(volume: &Snapshots) -> (Arc<Memory>, BackupStore) {
     (objects, store)
 }
 
+/// The same, but another volume still needs one of them: a collection rewrites the pack.
+fn nearly_dead(volume: &Snapshots) -> (Arc<Memory>, BackupStore) {
+    let (objects, store) = fresh(None);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    let few = few(volume);
+    let options = CreateOptions { volume: "other".to_owned(), ..options("backup-0", "few") };
+    let source = few.get("few");
+    store.create(&source, options).unwrap().run(&mut Work::new(&mut |_, _| true)).unwrap();
+    remove(&store, "backup-1").unwrap();
+    objects.age_by(LONG);
+    (objects, store)
+}
+
+/// The first chunk alone.
+fn few(volume: &Snapshots) -> Snapshots {
+    let mut content = volume.get("one").content().to_vec();
+    content[BLOCK as usize..].fill(0);
+    Snapshots(vec![("few".to_owned(), content)])
+}
+
 /// Calls of collections at the puts of a backup: at one it condemns, at a later one it removes.
 #[test]
 fn a_collection_at_each_moment_of_a_backup() {
     let mut volume = volume(11, 6);
     volume.push("two", BLOCK, &[6; BLOCK as usize]);
     let content = volume.get("two").content();
+    let rewritten = Arc::new(Mutex::new(0));
     for first in 0..6 {
         for second in first..8 {
-            let (objects, store) = dead(&volume);
-            let (count, sweeps) = (Mutex::new(0), Arc::new(Mutex::new(0)));
-            let (sweeper, swept) = (Arc::clone(&objects), Arc::clone(&sweeps));
-            objects.at_put(move |path, _| {
-                let mut count = count.lock().unwrap();
-                // Between the last look and the manifest no long time goes by: that is the argument's assumption.
-                let may_remove = !path.contains("/manifests/");
-                if *count == first || (*count == second && may_remove) {
-                    if may_remove {
-                        sweeper.age_by(LONG);
+            for live in [false, true] {
+                let (objects, store) = if live { nearly_dead(&volume) } else { dead(&volume) };
+                let done = Arc::clone(&rewritten);
+                let (count, sweeps) = (Mutex::new(0), Arc::new(Mutex::new(0)));
+                let (sweeper, swept) = (Arc::clone(&objects), Arc::clone(&sweeps));
+                objects.at_put(move |path, _| {
+                    let mut count = count.lock().unwrap();
+                    // Between the last look and the manifest no long time goes by: that is the argument's assumption.
+                    let may_remove = !path.contains("/manifests/");
+                    if *count == first || (*count == second && may_remove) {
+                        if may_remove {
+                            sweeper.age_by(LONG);
+                        }
+                        *swept.lock().unwrap() += 1;
+                        *done.lock().unwrap() += collect(&open(&sweeper, None)).unwrap().rewritten;
                     }
-                    *swept.lock().unwrap() += 1;
-                    collect(&open(&sweeper, None)).unwrap();
+                    *count += 1;
+                });
+                let created = create(&store, "backup-2", &volume.get("two"));
+                objects.at_put(|_, _| {});
+                let case = format!("{first} {second}, {} collections", sweeps.lock().unwrap());
+                created.expect(&case);
+                for _ in 0..3 {
+                    let store = open(&objects, None);
+                    check(&store, "backup-2", content);
+                    if live {
+                        let disk = Disk::new(vec![0; content.len()]);
+                        let restoration = store.restore("other", "backup-0").expect(&case);
+                        let mut progress = |_, _| true;
+                        restoration
+                            .run(&disk, Onto::Empty, &mut Work::new(&mut progress))
+                            .expect(&case);
+                        assert!(disk.content() == few(&volume).get("few").content(), "{case}");
+                    }
+                    objects.age_by(LONG);
+                    collect(&store).expect(&case);
                 }
-                *count += 1;
-            });
-            let created = create(&store, "backup-2", &volume.get("two"));
-            objects.at_put(|_, _| {});
-            let case = format!("{first} {second}, {} collections", sweeps.lock().unwrap());
-            created.expect(&case);
-            for _ in 0..3 {
-                let store = open(&objects, None);
-                check(&store, "backup-2", content);
-                objects.age_by(LONG);
-                collect(&store).expect(&case);
             }
         }
     }
+    assert!(*rewritten.lock().unwrap() > 10);
 }
 
 /// The same with what a backup has in the base that it builds on, which somebody deletes meanwhile.
@@ -445,6 +479,9 @@ fn packs_that_are_mostly_dead_are_rewritten() {
         let (objects, _, volume) = mostly_dead(secret.as_ref());
         let content = volume.get("s9").content();
         let before = stored(&objects);
+        // One that knows what is there now, and reads all the time.
+        let early = open(&objects, secret.as_ref());
+        check(&early, "backup-2", content);
         let first = collect(&open(&objects, secret.as_ref())).unwrap();
         assert_eq!((first.rewritten, first.removed), (1, 0), "{first:?}");
         assert!(first.rewritten_bytes > BLOCK && stored(&objects) > before);
@@ -455,6 +492,7 @@ fn packs_that_are_mostly_dead_are_rewritten() {
         let second = collect(&open(&objects, secret.as_ref())).unwrap();
         assert_eq!((second.rewritten, second.rewritten_bytes), (0, 0), "{second:?}");
         assert!(second.removed >= 1 && stored(&objects) * 2 < before, "{second:?}");
+        check(&early, "backup-2", content);
         // There it ends.
         objects.age_by(LONG);
         let third = collect(&open(&objects, secret.as_ref())).unwrap();
