@@ -299,6 +299,19 @@ def test_a_change_is_waited_for(tmp_path: Path, folder: Path) -> None:
     assert files() == there and not list(folder.glob("*/clock/*"))
 
 
+def test_progress_does_not_wait_for_itself(store: dbs.Store, backups: dbs.BackupStore) -> None:
+    volume, _ = filled(store)
+
+    def ask(done: int, total: int) -> None:
+        backups.volumes()
+
+    with pytest.raises(dbs.Busy, match="one more object"):
+        backups.create(volume, rate="16KiB", parallel=1, progress=ask)
+    # After its end it may be asked for.
+    assert backups.create(volume, name="backup-1").size > 0
+    assert len(backups.backups("vol")) == 1
+
+
 def test_threads_take_turns(store: dbs.Store, backups: dbs.BackupStore) -> None:
     volume, _ = filled(store)
     snapshot = volume.snapshot("one")
