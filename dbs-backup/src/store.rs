@@ -448,8 +448,9 @@ impl BackupStore {
         Lock::take(&self.objects, volume, kind, self.times, &Arc::default())
     }
 
-    /// A new operation is not stopped.
-    pub(crate) fn begin(&self) {
+    /// What ended the operation before does not end the next one. Most operations begin with that; those that only look may
+    /// be asked for while another one runs, and leave it to the caller.
+    pub fn begin(&self) {
         self.stop.store(false, Ordering::SeqCst);
     }
 }

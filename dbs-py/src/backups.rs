@@ -4,6 +4,7 @@ use crate::backup_file::{Opened, RawBackup};
 use crate::convert::{Amount, to_json, to_python};
 use crate::error::{closed, invalid, raise};
 use crate::store::{RawStore, check_process, without_interpreter};
+use crate::turn::{Turn, Turns};
 use crate::watch::{Watcher, apart, watched};
 use dbs_backup::codec::Method;
 use dbs_backup::config::Map;
@@ -26,8 +27,9 @@ use std::mem;
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::process;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::{self, ThreadId};
 
 type Result<T> = dbs_core::Result<T>;
 /// The values of environment variables.
@@ -35,8 +37,6 @@ type Variables = HashMap<OsString, OsString>;
 
 /// Levels in what an operation takes: its parameters, and labels among them.
 const PARAMS_DEPTH: u32 = 3;
-/// How often it is looked whether another thread is done with the backup store.
-const TURN: Duration = Duration::from_millis(20);
 
 /// What says nothing before its end.
 #[derive(Debug, Deserialize)]
@@ -51,6 +51,13 @@ enum Look {
     Keys {},
     AddKey { passphrase: Option<String>, key_file: Option<String> },
     RemoveKey { key: String },
+}
+
+impl Look {
+    /// Whether it changes something.
+    fn changes(&self) -> bool {
+        matches!(self, Self::Mend {} | Self::AddKey { .. } | Self::RemoveKey { .. })
+    }
 }
 
 /// What takes long.
@@ -125,7 +132,7 @@ struct Inner {
     read: ReadOptions,
     is_repository: bool,
     /// One operation at a time.
-    store: Mutex<BackupStore>,
+    store: Turns<BackupStore>,
     /// For files, once there is one.
     reader: Mutex<Option<Arc<Reader>>>,
 }
@@ -164,30 +171,29 @@ fn typed<T: for<'de> Deserialize<'de>>(value: Value) -> PyResult<T> {
 impl Inner {
     fn open(url: Url, variables: Variables, read: ReadOptions) -> Result<Self> {
         let store = open(&url, &variables)?;
-        let (is_repository, store) = (store.is_repository(), Mutex::new(store));
+        let (is_repository, store) = (store.is_repository(), Turns::new(store));
         Ok(Self { url, variables, read, is_repository, store, reader: Mutex::default() })
     }
 
     /// The store, when other threads are done with it.
-    fn turn(&self, mut goes_on: impl FnMut() -> bool) -> Result<MutexGuard<'_, BackupStore>> {
-        loop {
-            match self.store.try_lock() {
-                Ok(store) => return Ok(store),
-                Err(TryLockError::Poisoned(store)) => return Ok(store.into_inner()),
-                Err(TryLockError::WouldBlock) if goes_on() => std::thread::sleep(TURN),
-                Err(TryLockError::WouldBlock) => {
-                    return Err(Error::new(ErrorKind::Interrupted, "stopped before it began"));
-                }
-            }
-        }
+    fn turn(
+        &self,
+        asker: ThreadId,
+        goes_on: impl FnMut() -> bool,
+    ) -> Result<Turn<'_, BackupStore>> {
+        let store = self.store.take(asker, goes_on)?;
+        // What ended the one before does not end this one.
+        store.begin();
+        Ok(store)
     }
 
-    fn watched(&self, watcher: &RefCell<Watcher>) -> Result<MutexGuard<'_, BackupStore>> {
-        self.turn(|| watcher.borrow_mut().goes_on(0, 0))
+    fn watched(&self, watcher: &RefCell<Watcher>) -> Result<Turn<'_, BackupStore>> {
+        let asker = thread::current().id();
+        self.turn(asker, || watcher.borrow_mut().goes_on(0, 0)).map(Turn::here)
     }
 
-    fn look(&self, what: Look) -> Result<Value> {
-        let store = self.turn(|| true)?;
+    fn look(&self, what: Look, asker: ThreadId, given_up: &AtomicBool) -> Result<Value> {
+        let store = self.turn(asker, || !given_up.load(Ordering::SeqCst))?;
         match what {
             Look::Volumes {} => json_of(&store.volume_infos()?),
             Look::Volume { volume } => {
@@ -360,7 +366,7 @@ impl RawBackupStore {
         lock: bool,
     ) -> PyResult<Self> {
         let (url, read) = (parse(url)?, ReadOptions { cache: cache.0, lock, ..Default::default() });
-        let inner = apart(py, move || Inner::open(url, variables, read))?;
+        let inner = apart(py, false, move |_| Inner::open(url, variables, read))?;
         Ok(Self { process: process::id(), inner: RwLock::new(Some(Arc::new(inner))) })
     }
 
@@ -373,7 +379,7 @@ impl RawBackupStore {
         encrypt: bool,
     ) -> PyResult<()> {
         let url = parse(url)?;
-        apart(py, move || {
+        apart(py, true, move |_| {
             open_bare(&url, &variables)?.make_repository(encrypt, secret(&variables)?)
         })
     }
@@ -412,8 +418,10 @@ impl RawBackupStore {
         params: &Bound<'py, PyDict>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (inner, params) = (self.inner()?, to_json(params, PARAMS_DEPTH)?);
-        let what = typed(json!({ "method": method, "params": params }))?;
-        to_python(py, &apart(py, move || inner.look(what))?)
+        let asker = thread::current().id();
+        let what: Look = typed(json!({ "method": method, "params": params }))?;
+        let value = apart(py, what.changes(), move |given_up| inner.look(what, asker, given_up))?;
+        to_python(py, &value)
     }
 
     /// Runs something that takes long.
@@ -497,7 +505,7 @@ impl RawBackupStore {
     fn open(&self, py: Python<'_>, volume: String, backup: String) -> PyResult<RawBackup> {
         let inner = self.inner()?;
         let spec = inner.url.with(&volume, Some(&backup)).to_string();
-        let opened = apart(py, move || {
+        let opened = apart(py, false, move |_| {
             let reader = inner.reader()?;
             let backup = reader.open(&volume, &backup)?;
             Ok(Opened::new(backup, reader))

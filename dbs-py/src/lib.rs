@@ -9,6 +9,7 @@ mod convert;
 mod error;
 mod slot;
 mod store;
+mod turn;
 mod watch;
 
 /// The module `dbs._dbs`.

@@ -6,6 +6,8 @@ use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use std::cell::RefCell;
 use std::ffi::CString;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -84,25 +86,47 @@ pub fn watched<T: Send>(
 }
 
 /// Runs something that says nothing before its end, on a thread of its own: a signal ends the waiting, and leaves it to
-/// end by itself.
+/// end by itself, which it may do at once when it sees that it was given up. What changes something is waited for
+/// nevertheless, unless another signal comes: else nobody would know whether, and when, it is done.
 pub fn apart<T: Send + 'static>(
     py: Python<'_>,
-    work: impl FnOnce() -> dbs_core::Result<T> + Send + 'static,
+    changes: bool,
+    work: impl FnOnce(&AtomicBool) -> dbs_core::Result<T> + Send + 'static,
 ) -> PyResult<T> {
     let (send, mut results) = sync_channel(1);
+    let given_up = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&given_up);
     let spawned = thread::Builder::new().name("dbs-apart".to_owned()).spawn(move || {
         // Nobody may be there any more.
-        let _ = send.send(work());
+        let _ = send.send(work(&seen));
     });
     spawned.map_err(|e| raise(Error::io(e, "starting a thread")))?;
+    let mut signal = None;
     loop {
         let results = &mut results;
         match py.detach(move || results.recv_timeout(SIGNAL_INTERVAL)) {
-            Ok(result) => return result.map_err(raise),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Ok(result) => return ended(result, signal),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Err(error) = py.check_signals() {
+                    given_up.store(true, Ordering::SeqCst);
+                    if !changes || signal.replace(error.clone_ref(py)).is_some() {
+                        return Err(error);
+                    }
+                }
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(raise(Error::io(std::io::Error::other("it panicked"), "a thread")));
             }
         }
+    }
+}
+
+/// What the caller is told of work that has ended, and of the signal that came before.
+fn ended<T>(result: dbs_core::Result<T>, signal: Option<PyErr>) -> PyResult<T> {
+    match (result, signal) {
+        (Err(error), Some(signal)) if error.kind() == ErrorKind::Interrupted => Err(signal),
+        // It was too late to stop it.
+        (Ok(_), Some(signal)) => Err(signal),
+        (result, _) => result.map_err(raise),
     }
 }

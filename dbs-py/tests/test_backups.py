@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -171,17 +172,19 @@ def test_damage_is_found_and_never_given_out(
     assert again.pread(len(content), 0) == content
 
 
+class Enough(Exception):
+    pass
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_what_ends_an_operation(store: dbs.Store, backups: dbs.BackupStore) -> None:
     volume, _ = filled(store, 24 * MIB)
 
-    class Enough(Exception):
-        pass
-
     def end(done: int, total: int) -> None:
         raise Enough(f"{done} of {total}")
-
-    def interrupt() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
 
     # Each would take many minutes.
     def create(progress: dbs.Progress | None = None) -> None:
@@ -211,6 +214,102 @@ def test_what_ends_an_operation(store: dbs.Store, backups: dbs.BackupStore) -> N
     with pytest.raises(Enough):
         backups.verify("vol", "backup-1", data=True, rate="16KiB", parallel=1, progress=end)
     assert backups.verify("vol", "backup-1", data=True).ok and store.check().ok
+
+
+def test_what_comes_after_an_end(store: dbs.Store, backups: dbs.BackupStore) -> None:
+    volume, _ = filled(store)
+    backups.create(volume, name="backup-1")
+
+    def end(done: int, total: int) -> None:
+        raise Enough
+
+    uses: list[Callable[[], object]] = [
+        lambda: backups.backups("vol"),
+        lambda: backups.volume("vol"),
+        lambda: backups.backup("vol", "backup-1"),
+        lambda: backups.prune("vol", keep_last=1, dry_run=True),
+        lambda: backups.prune("vol", keep_last=1),
+        lambda: backups.delete_volume("vol"),
+    ]
+    for use in uses:
+        with pytest.raises(Enough):
+            backups.verify("vol", "backup-1", data=True, rate="16KiB", parallel=1, progress=end)
+        use()
+    assert backups.volumes() == []
+
+
+def test_a_change_that_is_given_up_is_not_made(
+    store: dbs.Store, tmp_path: Path, folder: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(os.urandom(32))
+    backups = dbs.BackupStore.init(f"vfs://{folder}", encrypt=True, key_file=key)
+    other = backups.add_key(passphrase="other")
+    volume, _ = filled(store)
+    begun, end = threading.Event(), threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        begun.set()
+        if end.is_set():
+            raise Enough
+
+    def create() -> None:
+        with contextlib.suppress(Enough):
+            backups.create(volume, rate="16KiB", parallel=1, progress=progress)
+
+    changes: list[Callable[[], object]] = [
+        lambda: backups.remove_key(other),
+        lambda: backups.add_key(passphrase="third"),
+    ]
+    for change in changes:
+        begun.clear()
+        end.clear()
+        thread = threading.Thread(target=create)
+        thread.start()
+        assert begun.wait(60)
+        timer = threading.Timer(0.3, interrupt)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            change()
+        timer.join()
+        end.set()
+        thread.join()
+        for _ in range(10):
+            assert len(backups.keys()) == 2 and other in [k.id for k in backups.keys()]
+            time.sleep(0.05)
+
+
+def test_a_change_is_waited_for(tmp_path: Path, folder: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(os.urandom(32))
+    backups = dbs.BackupStore.init(f"vfs://{folder}", encrypt=True, key_file=key)
+
+    def files() -> list[Path]:
+        return sorted(folder.rglob("*"))
+
+    timer = threading.Timer(0.1, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        for number in range(1000):
+            # Its passphrase is stretched for longer than that.
+            backups.remove_key(backups.add_key(passphrase=f"a secret {number}"))
+    there = files()
+    # When it is this one's turn, the last one has ended.
+    backups.keys()
+    assert files() == there and not list(folder.glob("*/clock/*"))
+
+
+def test_progress_does_not_wait_for_itself(store: dbs.Store, backups: dbs.BackupStore) -> None:
+    volume, _ = filled(store)
+
+    def ask(done: int, total: int) -> None:
+        backups.volumes()
+
+    with pytest.raises(dbs.Busy, match="one more object"):
+        backups.create(volume, rate="16KiB", parallel=1, progress=ask)
+    # After its end it may be asked for.
+    assert backups.create(volume, name="backup-1").size > 0
+    assert len(backups.backups("vol")) == 1
 
 
 def test_threads_take_turns(store: dbs.Store, backups: dbs.BackupStore) -> None:

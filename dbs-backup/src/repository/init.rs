@@ -6,6 +6,7 @@ use super::keys::{self, Key, Keys, Kind, Secret, Wrapped};
 use crate::names::{TEMPORARY, hex};
 use crate::objects::Objects;
 use dbs_core::{Error, ErrorKind, Result};
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// How a repository is made.
@@ -45,7 +46,7 @@ pub(crate) fn init(objects: &Arc<dyn Objects>, options: &InitOptions) -> Result<
     let config = config.encode(&keys)?;
     Config::parse(&config)?;
     // The config makes it a repository, and so comes last: unless somebody else is about to.
-    alone(objects, &keys, || {
+    alone(objects, &keys, |_| {
         if objects.stat(&format::path("config"))?.is_some() {
             return Err(Error::new(ErrorKind::Exists, "there is a repository already"));
         }
@@ -53,28 +54,51 @@ pub(crate) fn init(objects: &Arc<dyn Objects>, options: &InitOptions) -> Result<
     })
 }
 
+/// What one who is alone knows of it.
+#[derive(Default)]
+pub(super) struct Claim {
+    /// A request had no answer: it may be carried out late.
+    is_late: Cell<bool>,
+}
+
+impl Claim {
+    /// Notes what has become of a request that must not be carried out when somebody else is alone.
+    pub fn sent<T>(&self, answer: Result<T>) -> Result<T> {
+        let is_late = answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Io);
+        self.is_late.set(self.is_late.get() || is_late);
+        answer
+    }
+}
+
 /// Does what only one may do at a time: of two who begin at once, one at least sees the other's claim, and does nothing.
 pub(super) fn alone<T>(
     objects: &Arc<dyn Objects>,
     keys: &Keys,
-    what: impl FnOnce() -> Result<T>,
+    what: impl FnOnce(&Claim) -> Result<T>,
 ) -> Result<T> {
     let (folder, id) = (format::path("clock"), Id::new()?);
-    let claim = hex(&id.0);
-    let path = format!("{folder}/{claim}");
+    let (name, claim) = (hex(&id.0), Claim::default());
+    let path = format!("{folder}/{name}");
     if let Err(error) = objects.put(&path, &keys.object(Kind::Clock, id).header) {
         // It may be there all the same.
         let _ = objects.remove(&path);
         return Err(error);
     }
-    let done = objects.list(&folder).and_then(|all| match all.iter().find(|name| **name != claim) {
-        None => what(),
+    let done = objects.list(&folder).and_then(|all| match all.iter().find(|other| **other != name) {
+        None => what(&claim),
         Some(other) => Err(Error::busy(format!(
-            "another `dbs backup` command that must be alone runs there. Try again; if one was cut off, remove {folder}/{other}"
+            "another `dbs backup` command that must be alone runs there. Try again; if one was cut off, remove {folder}/{other} a              day later, or have `dbs backup prune` do so"
         ))),
     });
-    let removed = objects.remove(&path);
-    done.and_then(|done| removed.map(|()| done))
+    if claim.is_late.get() {
+        // The claim stays until the request cannot come any more: it is tidied a day later.
+        return done.map_err(|error| {
+            error.context(format!("it may be done late, so {path} stays for a day"))
+        });
+    }
+    // One that stays is tidied, too: what was done is done.
+    let _ = objects.remove(&path);
+    done
 }
 
 /// Whether nothing of a repository is to be seen where its `config` may not be read: nothing is there, or none of it may be

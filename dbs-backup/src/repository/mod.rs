@@ -24,7 +24,7 @@ use crate::objects::{Objects, is_verdict};
 use crate::pool::{self, Rate};
 use dbs_core::{Error, ErrorKind, Result};
 use format::{BlobKind, CONFIG_LIMIT, Config, Manifest};
-use keys::Keys;
+use keys::{Keys, Wrapped};
 use state::{Location, State};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,7 +62,7 @@ pub(crate) struct Repository {
     objects: Arc<dyn Objects>,
     keys: Keys,
     /// The wrapped key that opened it; none if it is not encrypted.
-    opened_by: Option<Id>,
+    opened_by: Option<(Id, Wrapped)>,
     chunk_size: u64,
     grace: Duration,
     stop: Arc<AtomicBool>,
@@ -97,7 +97,18 @@ impl Repository {
             }
             // Rights that end at Longhorn's layout, of somebody who has no repository.
             Err(error) if error.kind() == ErrorKind::Invalid && secret.is_none() => {
-                return if init::is_hidden(objects) { Ok(None) } else { Err(error) };
+                if !init::is_hidden(objects) {
+                    return Err(error);
+                }
+                // An error that passes is none of rights: it lasts where that layout may be read.
+                objects.list(&crate::names::volumes())?;
+                match objects.get(&format::path("config"), CONFIG_LIMIT) {
+                    Err(error) if error.kind() == ErrorKind::Invalid => return Ok(None),
+                    Err(error) if error.kind() == ErrorKind::NotFound => {
+                        return init::check_bare(objects).map(|()| None);
+                    }
+                    bytes => bytes?,
+                }
             }
             bytes => bytes?,
         };

@@ -13,16 +13,28 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+/// Bytes that one run writes anew at most, if it has not removed more: what they replace stays beside them for a day.
+const REWRITTEN_MAX: u64 = 1 << 30;
 /// Small indexes that are left as they are.
 const SMALL_INDEXES: usize = 8;
 
 /// Some blobs of one kind; without a content, those that cannot be read.
 type Read = (BlobKind, Vec<(BlockName, Option<Vec<u8>>)>);
 
+/// A pack of which little is needed.
+struct Sparse {
+    id: Id,
+    /// Bytes of blobs that are needed, and only here.
+    kept: u64,
+    /// Bytes of all blobs.
+    blobs: u64,
+}
+
 impl Repository {
-    /// Writes what is needed of packs that hold little that is, into new packs with an index. Returns the packs that are not
-    /// needed any more, and the bytes that were written. They are there until they were condemned and removed as all
-    /// others are: so nothing here has to be right for that to be safe.
+    /// Writes what is needed of packs that hold little that is, into new packs with an index; of all such packs so many that
+    /// it takes not much more than was `removed`. Returns the packs that are not needed any more, and the bytes that were
+    /// written. They are there until they were condemned and removed as all others are: so nothing here has to be right
+    /// for that to be safe.
     ///
     /// # Errors
     /// `Interrupted`; those of the store.
@@ -30,24 +42,52 @@ impl Repository {
         self: &Arc<Self>,
         now: SystemTime,
         live: &Live,
+        removed: u64,
         work: &mut Work<'_>,
     ) -> Result<(HashSet<Id>, u64)> {
-        let mut spent = HashSet::new();
-        for pack in self.state().sparse(live) {
-            let stat = self.objects.stat(&format::pack_path(pack))?;
+        let mut old = Vec::new();
+        let sparse = self.state().sparse(live);
+        for pack in sparse {
+            let stat = self.objects.stat(&format::pack_path(pack.id))?;
             // What the others lack may be wanted by a backup that is being made.
             if stat.is_some_and(|stat| self.is_old(now, stat.modified)) {
-                spent.insert(pack);
+                old.push(pack);
             }
         }
-        let needed = self.state().kept_by(live, &spent);
+        let mut spent = within(removed.max(REWRITTEN_MAX), old);
+        // What others keep is proven there first: else the pack in which it is good is given up for one in which it is not.
+        let elsewhere = self.state().kept_elsewhere(live, &spent);
+        let alone = self.unproven(&spent, &elsewhere, work)?;
+        spent.retain(|pack| !alone.contains(pack));
         let writer = Writer::new(self);
+        match self.copy_all(&writer, live, &mut spent, work) {
+            Ok(()) => Ok((spent, writer.uploaded())),
+            Err(error) => {
+                // A run that was cut off goes on by what is there. But where there is no room for it, backups need what
+                // there is.
+                if error.kind() != ErrorKind::Interrupted {
+                    writer.withdraw();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Copies what is needed of packs; those of which something cannot be read are taken out.
+    fn copy_all(
+        &self,
+        writer: &Writer,
+        live: &Live,
+        spent: &mut HashSet<Id>,
+        work: &mut Work<'_>,
+    ) -> Result<()> {
+        let needed = self.state().kept_by(live, spent);
         for kind in [BlobKind::List, BlobKind::Chunk] {
             let mut names: Vec<_> = needed.iter().filter(|((of, _), _)| *of == kind).collect();
             // Those beside each other are read together.
             names.sort_by_key(|(_, at)| **at);
             let names: Vec<_> = names.into_iter().map(|((_, name), _)| *name).collect();
-            self.copy(&writer, kind, &names, work, |name| {
+            self.copy(writer, kind, &names, work, |name| {
                 // One that cannot be read anywhere keeps its pack.
                 if let Some((pack, _)) = needed.get(&(kind, name)) {
                     spent.remove(pack);
@@ -55,8 +95,7 @@ impl Repository {
             })?;
         }
         writer.flush()?;
-        self.objects.settle()?;
-        Ok((spent, writer.uploaded()))
+        self.objects.settle()
     }
 
     fn copy(
@@ -150,6 +189,18 @@ impl Repository {
     }
 }
 
+/// Of these packs, the best, so that not much more than `bytes` are written for them; and one at least.
+fn within(bytes: u64, mut packs: Vec<Sparse>) -> HashSet<Id> {
+    packs.sort_by_key(|pack| (pack.kept.saturating_mul(1000) / pack.blobs.max(1), pack.id));
+    let mut left = bytes;
+    let fits = |pack: &Sparse| {
+        let fits = left > 0;
+        left = left.saturating_sub(pack.kept);
+        fits
+    };
+    packs.into_iter().take_while(fits).map(|pack| pack.id).collect()
+}
+
 impl State {
     /// For each pack that stays, the bytes of live blobs in it.
     fn live_bytes(&self, live: &Live) -> HashMap<Id, u64> {
@@ -173,16 +224,18 @@ impl State {
     }
 
     /// Packs that stay and hold something live, but at most in half of their bytes, not counting what other packs keep.
-    fn sparse(&self, live: &Live) -> Vec<Id> {
+    fn sparse(&self, live: &Live) -> Vec<Sparse> {
         let bytes = self.live_bytes(live);
         let mut kept: HashMap<Id, u64> = bytes.keys().map(|id| (*id, 0)).collect();
         for at in live.iter().filter_map(|blob| self.keeper(&bytes, *blob)) {
             *kept.entry(at.pack).or_default() += u64::from(at.length);
         }
         // What is around the blobs is in any pack.
-        let is_sparse = |blobs: u64, id: &Id| kept.get(id).is_some_and(|kept| kept * 2 <= blobs);
-        let sparse = self.packs.iter().filter(|pack| is_sparse(pack.blobs, &pack.id));
-        sparse.map(|pack| pack.id).collect()
+        let sparse = self.packs.iter().filter_map(|pack| {
+            let kept = *kept.get(&pack.id)?;
+            (kept * 2 <= pack.blobs).then_some(Sparse { id: pack.id, kept, blobs: pack.blobs })
+        });
+        sparse.collect()
     }
 
     /// What is live and kept in these packs, with its pack and its place there.
@@ -202,6 +255,16 @@ impl State {
         live.iter().filter_map(kept).collect()
     }
 
+    /// What is live in these packs, and kept by others.
+    fn kept_elsewhere(&self, live: &Live, packs: &HashSet<Id>) -> Live {
+        let bytes = self.live_bytes(live);
+        let is_elsewhere = |blob: &&(BlobKind, BlockName)| {
+            let is_in = self.staying(blob.0, blob.1).any(|at| packs.contains(&at.pack));
+            is_in && self.keeper(&bytes, **blob).is_some_and(|at| !packs.contains(&at.pack))
+        };
+        live.iter().filter(is_elsewhere).copied().collect()
+    }
+
     /// Indexes that name at least so many packs that are there, and the others.
     fn indexes_by_size(&self, packs: usize) -> (Vec<Id>, Vec<Id>) {
         let mut all: Vec<_> = self.indexes.keys().copied().collect();
@@ -214,5 +277,25 @@ impl State {
         let packs = indexes.iter().filter_map(|id| self.indexes.get(id)).flatten();
         let packs = packs.filter_map(|number| self.packs.get(*number as usize)).map(|p| p.id);
         packs.filter(|id| self.listed.contains_key(id)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_takes_the_best_packs() {
+        let pack = |id: u8, kept, blobs| Sparse { id: Id([id; 16]), kept, blobs };
+        let all = || vec![pack(1, 40, 100), pack(2, 0, 100), pack(3, 30, 100), pack(4, 50, 100)];
+        let taken = |bytes| {
+            let mut taken: Vec<u8> = within(bytes, all()).into_iter().map(|id| id.0[0]).collect();
+            taken.sort();
+            taken
+        };
+        assert_eq!(taken(1), [2, 3]);
+        assert_eq!(taken(30), [2, 3]);
+        assert_eq!(taken(31), [1, 2, 3]);
+        assert_eq!(taken(1000), [1, 2, 3, 4]);
     }
 }

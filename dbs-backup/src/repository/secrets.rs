@@ -34,7 +34,7 @@ impl Repository {
     /// # Errors
     /// `Invalid` if nothing is encrypted; those of the store.
     pub fn list_keys(&self) -> Result<Vec<KeyInfo>> {
-        self.opened_by()?;
+        let own = self.opened_by()?;
         let mut all = Vec::new();
         for id in ids(&self.objects)? {
             let Some(stat) = self.objects.stat(&path(id))? else { continue };
@@ -45,7 +45,7 @@ impl Repository {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),
             };
-            let (id, used) = (hex(&id.0), self.opened_by == Some(id));
+            let (id, used) = (hex(&id.0), own == id);
             let added = added.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
             all.push(KeyInfo { id, kind, added, used, problem });
         }
@@ -59,7 +59,7 @@ impl Repository {
     /// somebody else changes the keys; those of the store.
     pub fn add_key(&self, secret: &Secret) -> Result<String> {
         self.opened_by()?;
-        init::alone(&self.objects, &self.keys, || {
+        init::alone(&self.objects, &self.keys, |_| {
             let there = ids(&self.objects)?;
             // More would not all be tried.
             if there.len() >= KEYS_MAX {
@@ -85,8 +85,8 @@ impl Repository {
     /// Removes a key. Whoever does so has given another one: so there is one that opens the repository.
     ///
     /// # Errors
-    /// `Invalid` if nothing is encrypted, or if it is the one that was given; `NotFound`; `Busy` if somebody else changes
-    /// the keys; those of the store.
+    /// `Invalid` if nothing is encrypted, or if it is the one that was given, or that one is gone; `Corrupt` if that one is
+    /// damaged; `NotFound`; `Busy` if somebody else changes the keys; those of the store.
     pub fn remove_key(&self, name: &str) -> Result<()> {
         let own = self.opened_by()?;
         let none = || Error::not_found(format!("the repository has no key {name}"));
@@ -96,27 +96,53 @@ impl Repository {
                 "{name} is the key that was given: to remove it, give another one that opens the repository"
             )));
         }
-        init::alone(&self.objects, &self.keys, || {
+        init::alone(&self.objects, &self.keys, |claim| {
             // Somebody else may have removed it before we were alone.
-            if self.objects.stat(&path(own))?.is_none() {
-                return Err(Error::invalid("the key that was given has been removed meanwhile"));
+            self.check_own()?;
+            let path = path(id);
+            let content = match self.objects.get(&path, CONFIG_LIMIT) {
+                Ok(content) => Some(content),
+                Err(error) if error.kind() == ErrorKind::NotFound => return Err(none()),
+                // It is no key, whatever it is.
+                Err(error) if error.kind() == ErrorKind::Corrupt => None,
+                Err(error) => return Err(error),
+            };
+            let removed = claim.sent(self.objects.remove(&path));
+            // Whoever was held up meanwhile was perhaps not alone any more: of two who remove the key of each other, the one
+            // that comes last sees here that it took the last one.
+            if let Err(error) = self.check_own() {
+                if let Some(content) = content {
+                    self.objects.put(&path, &content)?;
+                }
+                return Err(error.context(format!("the key {name} is kept")));
             }
-            if self.objects.stat(&path(id))?.is_none() {
-                return Err(none());
-            }
-            self.objects.remove(&path(id))?;
+            removed?;
             self.objects.settle()
         })
     }
 
+    /// Refuses to go on if the key that opened the repository is not there as it was: it may be the last one.
+    fn check_own(&self) -> Result<()> {
+        let Some((own, was)) = &self.opened_by else { return Ok(()) };
+        let path = path(*own);
+        match read(&self.objects, *own) {
+            Ok(wrapped) if wrapped == *was => Ok(()),
+            Ok(_) => Err(format::damaged(&path, "it is not what opened the repository")),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                Err(Error::invalid("the key that was given has been removed meanwhile"))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn opened_by(&self) -> Result<Id> {
-        self.opened_by.ok_or_else(|| {
+        self.opened_by.as_ref().map(|(id, _)| *id).ok_or_else(|| {
             Error::invalid("the repository is not encrypted: it has no keys that could be changed")
         })
     }
 }
 
-/// The repository key, by the first wrapped key that this secret opens; and the name of that one.
+/// The repository key, by the first wrapped key that this secret opens; and the name of that one, and what it is.
 ///
 /// # Errors
 /// `Invalid` if none does; `Corrupt`, `Unsupported` and others of those that cannot be tried.
@@ -124,16 +150,16 @@ pub(super) fn unwrap_key(
     objects: &Arc<dyn Objects>,
     repository: Id,
     secret: &Secret,
-) -> Result<(Key, Id)> {
+) -> Result<(Key, (Id, Wrapped))> {
     let ids = ids(objects)?;
     let mut problem = None;
     for id in ids.iter().take(KEYS_MAX) {
         let tried = read(objects, *id).and_then(|wrapped| match wrapped.is_for(secret) {
-            true => wrapped.unwrap_key(repository, secret),
+            true => Ok(wrapped.unwrap_key(repository, secret)?.map(|key| (key, (*id, wrapped)))),
             false => Ok(None),
         });
         match tried {
-            Ok(Some(key)) => return Ok((key, *id)),
+            Ok(Some(found)) => return Ok(found),
             Ok(None) => {}
             // One that is damaged must not keep the others from being tried.
             Err(error) => problem = Some(error),

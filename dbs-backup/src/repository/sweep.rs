@@ -56,7 +56,7 @@ impl Repository {
         self.index_orphans(now)?;
         self.remove_condemned(now, &live, &mut collected, work)?;
         // Where there is no room to rewrite packs, all else is done before that is an error.
-        let (spent, problem) = match self.rewrite(now, &live, work) {
+        let (spent, problem) = match self.rewrite(now, &live, collected.removed_bytes, work) {
             Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error),
             Err(error) => (HashSet::new(), Some(error)),
             Ok((spent, written)) => {
@@ -210,9 +210,9 @@ impl Repository {
         Ok(())
     }
 
-    /// Of condemned packs, those that hold something live of which no other pack, that stays, has a copy that can be read:
-    /// that copy may have been damaged since.
-    fn unproven(
+    /// Of packs that are condemned, or are about to be, those that hold something live of which no other pack, that stays, has
+    /// a copy that can be read: that copy may have been damaged since.
+    pub(super) fn unproven(
         &self,
         packs: &HashSet<Id>,
         live: &Live,
@@ -233,7 +233,7 @@ impl Repository {
             Ok(copies.packs)
         };
         let mut unproven = HashSet::new();
-        pool::each(work.workers, &self.stop, all.into_iter(), prove, |packs| {
+        self.each(work.workers, all.into_iter(), prove, |packs| {
             unproven.extend(packs.into_iter().flatten());
             if (work.progress)(0, 0) { Ok(()) } else { Err(pool::interrupted()) }
         })?;

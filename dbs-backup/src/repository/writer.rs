@@ -147,7 +147,13 @@ impl Writer {
         if packs.is_empty() {
             return Ok(());
         }
-        let bytes = self.repository.put_index(&packs)?;
+        let bytes = match self.repository.put_index(&packs) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                lock(&self.written).extend(packs);
+                return Err(error);
+            }
+        };
         self.uploaded.fetch_add(bytes, Ordering::SeqCst);
         let mut state = self.repository.state();
         packs.into_iter().for_each(|pack| state.wrote(pack));
@@ -178,6 +184,14 @@ impl Writer {
     pub fn save(&self) -> Result<()> {
         let packs = std::mem::take(&mut *lock(&self.written));
         self.index(packs)
+    }
+
+    /// Removes what was written and no index names.
+    pub(super) fn withdraw(&self) {
+        for pack in std::mem::take(&mut *lock(&self.written)) {
+            // One that stays is a copy, of which a later run lets one go.
+            let _ = self.repository.objects.remove(&format::pack_path(pack.id));
+        }
     }
 
     /// The lists of a backup, of which those are written that are not there; with `all`, all are. Without one of its lists

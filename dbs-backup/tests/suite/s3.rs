@@ -180,6 +180,28 @@ fn rights_for_one_layout_alone() {
     }
 }
 
+/// A refusal that passes makes no other layout of a repository.
+#[test]
+fn rights_that_come_late() {
+    let (server, endpoint) = Server::start(Manner::Well);
+    let store = open(&endpoint, "s3://bucket@region/").unwrap();
+    store.init(&dbs_backup::InitOptions::default()).unwrap();
+    let mut seen = 0;
+    for refused in 0..6 {
+        server.refused.store(0, Ordering::SeqCst);
+        let store = open(&endpoint, "s3://bucket@region/").unwrap();
+        server.refused.store(refused, Ordering::SeqCst);
+        match store.with_repository(None) {
+            Ok(store) => assert!(store.is_repository(), "{refused}"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Invalid, "{refused}: {error}");
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 0);
+}
+
 #[test]
 fn a_real_server() {
     let Ok(url) = std::env::var("S3_URL") else {

@@ -42,6 +42,8 @@ pub struct Server {
     pub log: Mutex<Vec<String>>,
     /// Ends each connection.
     pub away: AtomicBool,
+    /// Requests that are still to be refused.
+    pub refused: AtomicU64,
 }
 
 struct Request {
@@ -62,6 +64,7 @@ impl Server {
             connections: AtomicU64::new(0),
             log: Mutex::default(),
             away: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
         });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -121,7 +124,10 @@ impl Server {
 
     fn answer(&self, request: &Request) -> (&'static str, Vec<u8>) {
         let absent = ("404 Not Found", b"<Error><Code>NoSuchKey</Code></Error>".to_vec());
-        if !request.headers["authorization"].starts_with("AWS4-HMAC-SHA256 Credential=key/") {
+        let refuse = |left: u64| left.checked_sub(1);
+        if self.refused.fetch_update(Ordering::SeqCst, Ordering::SeqCst, refuse).is_ok()
+            || !request.headers["authorization"].starts_with("AWS4-HMAC-SHA256 Credential=key/")
+        {
             return ("403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>".to_vec());
         }
         let refused = |code: &str| {

@@ -38,8 +38,10 @@ pub struct Memory {
     /// Bytes of objects of which the start was read.
     pub read: AtomicU64,
     fault: Mutex<Option<(u64, Fault)>>,
+    room: Mutex<Option<u64>>,
     at_put: Mutex<Option<Arc<AtPut>>>,
     at_walk: Mutex<Option<Arc<AtWalk>>>,
+    at_remove: Mutex<Option<Arc<AtWalk>>>,
 }
 
 type AtPut = dyn Fn(&str, &[u8]) + Send + Sync;
@@ -65,6 +67,21 @@ impl Memory {
     /// Calls this before each walk.
     pub fn at_walk(&self, call: impl Fn(&str) + Send + Sync + 'static) {
         *self.at_walk.lock().unwrap() = Some(Arc::new(call));
+    }
+
+    /// Calls this before each object is removed.
+    pub fn at_remove(&self, call: impl Fn(&str) + Send + Sync + 'static) {
+        *self.at_remove.lock().unwrap() = Some(Arc::new(call));
+    }
+
+    /// Lets nothing be written that would make more than so many bytes of all objects.
+    pub fn set_room(&self, room: Option<u64>) {
+        *self.room.lock().unwrap() = room;
+    }
+
+    /// Bytes of all objects.
+    pub fn bytes(&self) -> u64 {
+        self.objects.lock().unwrap().values().map(|object| object.0.len() as u64).sum()
     }
 
     pub fn calls(&self) -> u64 {
@@ -176,6 +193,10 @@ impl Objects for Memory {
             call(path, content);
             IN_HOOK.set(false);
         }
+        let room = *self.room.lock().unwrap();
+        if room.is_some_and(|room| self.bytes() + content.len() as u64 > room) {
+            return Err(Error::io(std::io::ErrorKind::StorageFull.into(), path.to_owned()));
+        }
         let object = (content.to_vec(), SystemTime::now());
         self.call(|| {
             self.volatile.lock().unwrap().remove(path);
@@ -218,6 +239,11 @@ impl Objects for Memory {
 
     fn remove_if(&self, path: &str, allowed: Allowed<'_>) -> Result<()> {
         allowed()?;
+        let call = self.at_remove.lock().unwrap().clone();
+        if let Some(call) = call.filter(|_| !IN_HOOK.replace(true)) {
+            call(path);
+            IN_HOOK.set(false);
+        }
         self.call(|| self.take(|there| there == path))
     }
 

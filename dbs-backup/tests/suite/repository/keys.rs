@@ -105,6 +105,75 @@ fn two_at_once_leave_a_key() {
     first.remove_key(&other).unwrap();
 }
 
+/// Who was asleep between its looks and its removal, while its claim was tidied, does not take the last key.
+#[test]
+fn two_who_remove_each_other_leave_a_key() {
+    let (objects, first) = fresh(Some(&key_file(1)));
+    let volume = volume(43, 2);
+    create(&first, "backup-1", &volume.get("one")).unwrap();
+    let other = first.add_key(&key_file(2)).unwrap();
+    let own = names(&first)[0].clone();
+    let (awake, path) = (Arc::clone(&objects), format!("dbs-repository/keys/{other}"));
+    objects.at_remove(move |removed| {
+        if removed == path {
+            assert_eq!(awake.delete("/clock/"), 1);
+            open(&awake, Some(&key_file(2))).remove_key(&own).unwrap();
+        }
+    });
+    let error = first.remove_key(&other).unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("is kept"), "{error}");
+    objects.at_remove(|_| {});
+    assert!(try_open(&objects, Some(&key_file(1))).is_err());
+    check(&open(&objects, Some(&key_file(2))), "backup-1", volume.get("one").content());
+}
+
+/// A removal whose answer is lost may be carried out later: until then nobody removes the other key.
+#[test]
+fn a_removal_that_comes_late_leaves_a_key() {
+    let (objects, first) = fresh(Some(&key_file(1)));
+    let other = first.add_key(&key_file(2)).unwrap();
+    let own = names(&first)[0].clone();
+    let (failing, path) = (Arc::clone(&objects), format!("dbs-repository/keys/{other}"));
+    let late = path.clone();
+    objects.at_remove(move |removed| {
+        if removed == path {
+            failing.set_fault(Some((0, Fault::Fail)));
+        }
+    });
+    let error = first.remove_key(&other).unwrap_err();
+    assert!(error.kind() == ErrorKind::Io && error.to_string().contains("/clock/"), "{error}");
+    objects.at_remove(|_| {});
+    objects.set_fault(None);
+    let second = open(&objects, Some(&key_file(2)));
+    assert_eq!(second.remove_key(&own).unwrap_err().kind(), ErrorKind::Busy);
+    objects.set(&late, None);
+    // The claim goes as all old ones do.
+    objects.age_by(LONG);
+    let first = open(&objects, Some(&key_file(1)));
+    collect(&first).unwrap();
+    first.add_key(&key_file(3)).unwrap();
+}
+
+/// The own key may have been damaged since it opened the repository.
+#[test]
+fn no_key_is_removed_by_one_that_is_damaged() {
+    let (objects, first) = fresh(Some(&key_file(1)));
+    let other = first.add_key(&key_file(2)).unwrap();
+    let own = format!("dbs-repository/keys/{}", names(&first)[0]);
+    let whole = objects.content(&own).unwrap();
+    let mut rotten = whole.clone();
+    let digit = rotten.iter().rposition(u8::is_ascii_digit).unwrap();
+    rotten[digit] = if rotten[digit] == b'0' { b'1' } else { b'0' };
+    for content in [Vec::new(), rotten] {
+        objects.set(&own, Some(content));
+        let error = first.remove_key(&other).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        open(&objects, Some(&key_file(2)));
+    }
+    objects.set(&own, Some(whole));
+    first.remove_key(&other).unwrap();
+}
+
 #[test]
 fn a_change_of_keys_that_is_cut_off() {
     let volume = volume(41, 2);

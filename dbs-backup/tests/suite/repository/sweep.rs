@@ -12,42 +12,76 @@ fn dead(volume: &Snapshots) -> (Arc<Memory>, BackupStore) {
     (objects, store)
 }
 
+/// The same, but another volume still needs one of them: a collection rewrites the pack.
+fn nearly_dead(volume: &Snapshots) -> (Arc<Memory>, BackupStore) {
+    let (objects, store) = fresh(None);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    let few = few(volume);
+    let options = CreateOptions { volume: "other".to_owned(), ..options("backup-0", "few") };
+    let source = few.get("few");
+    store.create(&source, options).unwrap().run(&mut Work::new(&mut |_, _| true)).unwrap();
+    remove(&store, "backup-1").unwrap();
+    objects.age_by(LONG);
+    (objects, store)
+}
+
+/// The first chunk alone.
+fn few(volume: &Snapshots) -> Snapshots {
+    let mut content = volume.get("one").content().to_vec();
+    content[BLOCK as usize..].fill(0);
+    Snapshots(vec![("few".to_owned(), content)])
+}
+
 /// Calls of collections at the puts of a backup: at one it condemns, at a later one it removes.
 #[test]
 fn a_collection_at_each_moment_of_a_backup() {
     let mut volume = volume(11, 6);
     volume.push("two", BLOCK, &[6; BLOCK as usize]);
     let content = volume.get("two").content();
+    let rewritten = Arc::new(Mutex::new(0));
     for first in 0..6 {
         for second in first..8 {
-            let (objects, store) = dead(&volume);
-            let (count, sweeps) = (Mutex::new(0), Arc::new(Mutex::new(0)));
-            let (sweeper, swept) = (Arc::clone(&objects), Arc::clone(&sweeps));
-            objects.at_put(move |path, _| {
-                let mut count = count.lock().unwrap();
-                // Between the last look and the manifest no long time goes by: that is the argument's assumption.
-                let may_remove = !path.contains("/manifests/");
-                if *count == first || (*count == second && may_remove) {
-                    if may_remove {
-                        sweeper.age_by(LONG);
+            for live in [false, true] {
+                let (objects, store) = if live { nearly_dead(&volume) } else { dead(&volume) };
+                let done = Arc::clone(&rewritten);
+                let (count, sweeps) = (Mutex::new(0), Arc::new(Mutex::new(0)));
+                let (sweeper, swept) = (Arc::clone(&objects), Arc::clone(&sweeps));
+                objects.at_put(move |path, _| {
+                    let mut count = count.lock().unwrap();
+                    // Between the last look and the manifest no long time goes by: that is the argument's assumption.
+                    let may_remove = !path.contains("/manifests/");
+                    if *count == first || (*count == second && may_remove) {
+                        if may_remove {
+                            sweeper.age_by(LONG);
+                        }
+                        *swept.lock().unwrap() += 1;
+                        *done.lock().unwrap() += collect(&open(&sweeper, None)).unwrap().rewritten;
                     }
-                    *swept.lock().unwrap() += 1;
-                    collect(&open(&sweeper, None)).unwrap();
+                    *count += 1;
+                });
+                let created = create(&store, "backup-2", &volume.get("two"));
+                objects.at_put(|_, _| {});
+                let case = format!("{first} {second}, {} collections", sweeps.lock().unwrap());
+                created.expect(&case);
+                for _ in 0..3 {
+                    let store = open(&objects, None);
+                    check(&store, "backup-2", content);
+                    if live {
+                        let disk = Disk::new(vec![0; content.len()]);
+                        let restoration = store.restore("other", "backup-0").expect(&case);
+                        let mut progress = |_, _| true;
+                        restoration
+                            .run(&disk, Onto::Empty, &mut Work::new(&mut progress))
+                            .expect(&case);
+                        assert!(disk.content() == few(&volume).get("few").content(), "{case}");
+                    }
+                    objects.age_by(LONG);
+                    collect(&store).expect(&case);
                 }
-                *count += 1;
-            });
-            let created = create(&store, "backup-2", &volume.get("two"));
-            objects.at_put(|_, _| {});
-            let case = format!("{first} {second}, {} collections", sweeps.lock().unwrap());
-            created.expect(&case);
-            for _ in 0..3 {
-                let store = open(&objects, None);
-                check(&store, "backup-2", content);
-                objects.age_by(LONG);
-                collect(&store).expect(&case);
             }
         }
     }
+    assert!(*rewritten.lock().unwrap() > 10);
 }
 
 /// The same with what a backup has in the base that it builds on, which somebody deletes meanwhile.
@@ -445,6 +479,9 @@ fn packs_that_are_mostly_dead_are_rewritten() {
         let (objects, _, volume) = mostly_dead(secret.as_ref());
         let content = volume.get("s9").content();
         let before = stored(&objects);
+        // One that knows what is there now, and reads all the time.
+        let early = open(&objects, secret.as_ref());
+        check(&early, "backup-2", content);
         let first = collect(&open(&objects, secret.as_ref())).unwrap();
         assert_eq!((first.rewritten, first.removed), (1, 0), "{first:?}");
         assert!(first.rewritten_bytes > BLOCK && stored(&objects) > before);
@@ -455,6 +492,7 @@ fn packs_that_are_mostly_dead_are_rewritten() {
         let second = collect(&open(&objects, secret.as_ref())).unwrap();
         assert_eq!((second.rewritten, second.rewritten_bytes), (0, 0), "{second:?}");
         assert!(second.removed >= 1 && stored(&objects) * 2 < before, "{second:?}");
+        check(&early, "backup-2", content);
         // There it ends.
         objects.age_by(LONG);
         let third = collect(&open(&objects, secret.as_ref())).unwrap();
@@ -505,6 +543,56 @@ fn what_cannot_be_rewritten_is_in_nobodys_way() {
     assert!(seen > 0);
 }
 
+fn indexes(objects: &Memory) -> usize {
+    objects.paths().iter().filter(|path| path.contains("/index/")).count()
+}
+
+/// What was written in vain does not take the room that backups need.
+#[test]
+fn a_place_that_is_full_is_left_as_it_was() {
+    let mut seen = 0;
+    for more in (0..).step_by(100) {
+        let (objects, _, volume) = mostly_dead(None);
+        let (store, before) = (open(&objects, None), packs(&objects));
+        let named = indexes(&objects);
+        objects.set_room(Some(objects.bytes() + more));
+        match collect(&store) {
+            Ok(collected) => {
+                assert_eq!(collected.rewritten, 1);
+                break;
+            }
+            Err(error) => {
+                seen += u32::from(error.to_string().contains("rewriting packs"));
+                // What an index names is done.
+                if indexes(&objects) == named {
+                    assert_eq!(packs(&objects), before, "{more}: {error}");
+                }
+            }
+        }
+        objects.set_room(None);
+        check(&open(&objects, None), "backup-2", volume.get("s9").content());
+    }
+    assert!(seen > 0);
+}
+
+/// Those of some packs of a plain repository that are condemned, and the others.
+fn condemned(objects: &Memory, packs: &[String]) -> (Vec<String>, Vec<String>) {
+    let named: Vec<Vec<u8>> = objects
+        .paths()
+        .iter()
+        .filter(|path| path.contains("/condemned/"))
+        .map(|path| objects.content(path).unwrap())
+        .collect();
+    let is_condemned = |path: &String| {
+        let id: Vec<u8> = (0..16)
+            .map(|at| &path[path.len() - 32 + 2 * at..][..2])
+            .map(|digits| u8::from_str_radix(digits, 16).unwrap())
+            .collect();
+        named.iter().any(|object| object.windows(16).any(|part| part == id))
+    };
+    packs.iter().cloned().partition(is_condemned)
+}
+
 /// Of what is there twice, one is enough, if it can be read.
 #[test]
 fn what_is_there_twice_goes_once() {
@@ -520,20 +608,7 @@ fn what_is_there_twice_goes_once() {
         objects.age_by(LONG);
         let first = collect(&open(&objects, None)).unwrap();
         assert_eq!((first.rewritten, first.rewritten_bytes), (2, 0), "{first:?}");
-        let named: Vec<Vec<u8>> = objects
-            .paths()
-            .iter()
-            .filter(|path| path.contains("/condemned/"))
-            .map(|path| objects.content(path).unwrap())
-            .collect();
-        let is_condemned = |path: &String| {
-            let id: Vec<u8> = (0..16)
-                .map(|at| &path[path.len() - 32 + 2 * at..][..2])
-                .map(|digits| u8::from_str_radix(digits, 16).unwrap())
-                .collect();
-            named.iter().any(|object| object.windows(16).any(|part| part == id))
-        };
-        let (gone, stay): (Vec<_>, Vec<_>) = before.iter().cloned().partition(is_condemned);
+        let (gone, stay) = condemned(&objects, &before);
         assert_eq!((gone.len(), stay.len()), (2, 2));
         if damage {
             // What stays is damaged meanwhile: nothing is removed that is there alone now.
@@ -553,6 +628,37 @@ fn what_is_there_twice_goes_once() {
         for backup in ["backup-1", "backup-2"] {
             let store = open(&objects, None);
             assert!(restored(&store, backup, content.len()).unwrap() == content, "{damage}");
+        }
+    }
+}
+
+/// A full backup beside damage is not given up for what is damaged.
+#[test]
+fn the_copy_that_is_good_stays() {
+    let volume = volume(28, 8);
+    let content = volume.get("one").content();
+    // Which of two equal packs is looked at first is left to chance.
+    for _ in 0..12 {
+        let (objects, store) = fresh(None);
+        create(&store, "backup-1", &volume.get("one")).unwrap();
+        let damaged = packs(&objects);
+        let source = volume.get("one");
+        let options = CreateOptions { full: true, ..options("backup-2", "one") };
+        store.create(&source, options).unwrap().run(&mut Work::new(&mut |_, _| true)).unwrap();
+        for path in &damaged {
+            objects.edit(path, |content| content[60] ^= 1);
+        }
+        for round in 0..3 {
+            let good: Vec<_> =
+                packs(&objects).into_iter().filter(|path| !damaged.contains(path)).collect();
+            assert_eq!(good.len(), 2, "{round}");
+            objects.age_by(LONG);
+            collect(&open(&objects, None)).unwrap();
+            assert_eq!(condemned(&objects, &good).0, [""; 0], "{round}");
+        }
+        for backup in ["backup-1", "backup-2"] {
+            let store = open(&objects, None);
+            assert!(restored(&store, backup, content.len()).unwrap() == content);
         }
     }
 }
