@@ -54,6 +54,12 @@ impl Opened {
     }
 }
 
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.backup.release();
+    }
+}
+
 /// The bytes of a backup: `dbs.BackupFile` is made of it.
 #[pyclass(frozen, module = "dbs._dbs")]
 pub struct RawBackup {

@@ -73,7 +73,7 @@ pub struct OpenBackup {
     digest: u64,
     /// When its facts were written.
     written: SystemTime,
-    _lock: Option<Arc<Lock>>,
+    lock: Mutex<Option<Arc<Lock>>>,
 }
 
 /// Where somebody is who reads a backup: who goes on from block to block gets the next ones before they are needed.
@@ -143,7 +143,7 @@ impl Reader {
             digest: config.digest(),
             config,
             written,
-            _lock: lock,
+            lock: Mutex::new(lock),
         }))
     }
 
@@ -254,6 +254,13 @@ impl Shared {
 }
 
 impl OpenBackup {
+    /// Lets it be deleted at once, whatever blocks of it are still on their way to be there before they are needed. By itself
+    /// it is let go of with the last of these.
+    pub fn release(&self) {
+        let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(lock);
+    }
+
     /// Its facts.
     #[must_use]
     pub fn config(&self) -> &BackupConfig {

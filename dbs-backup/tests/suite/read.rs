@@ -165,6 +165,20 @@ fn a_store_that_goes_away_and_comes_back() {
     reader.open(VOLUME, "backup-1").unwrap();
 }
 
+/// Found by trying: a file of Python that was closed kept its backup from being deleted for a moment, as a block that was read
+/// ahead had it.
+#[test]
+fn what_is_let_go_of_is_deleted_whatever_is_read_ahead() {
+    let (objects, _) = backups();
+    let one = reader(&objects, ReadOptions::default());
+    let backup = one.open(VOLUME, "backup-1").unwrap();
+    let ahead = Arc::clone(&backup);
+    assert_eq!(remove(&store(&objects), "backup-1").unwrap_err().kind(), ErrorKind::Busy);
+    backup.release();
+    remove(&store(&objects), "backup-1").unwrap();
+    drop((backup, ahead));
+}
+
 #[test]
 fn what_is_open_is_not_deleted() {
     let (objects, volume) = backups();
