@@ -20,7 +20,7 @@ use path::PLANTED;
 use std::time::Instant;
 
 /// Seeds of a normal run.
-const SEEDS: u64 = 3000;
+const SEEDS: u64 = 1200;
 /// Actions of a manager in a history.
 const STEPS: usize = 14;
 /// Seeds within which a planted mistake must show.
