@@ -111,9 +111,11 @@ impl Inner {
         let per_extent = u64::from(self.meta().blocks_per_extent());
         let step = u64::from(EXTENTS_PER_STEP) * per_extent;
         let mut next = blocks.start;
+        // In what is being rebuilt, layers below may get content later.
         let shows_more = |next| {
             let meta = self.meta();
-            meta.holds_behind(meta.volume(volume).head, (next / per_extent) as u32)
+            let logical = (next / per_extent) as u32;
+            meta.is_rebuilding(volume) || meta.holds_behind(meta.volume(volume).head, logical)
         };
         while next < blocks.end && (next == blocks.start || shows_more(next)) {
             let end = blocks.end.min((next / step + 1) * step);

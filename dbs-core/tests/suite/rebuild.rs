@@ -65,6 +65,23 @@ fn expected(layers: &[&[(LayerState, u8)]]) -> Vec<u8> {
     (0..blocks).flat_map(|block| vec![shown(block); BLOCK as usize]).collect()
 }
 
+/// Found on reading again: hiding ended where nothing was held, and what came into a layer later was shown there.
+#[test]
+fn what_arrives_behind_an_end_that_once_was_stays_hidden() {
+    let (_disk, store) = target();
+    let (size, far) = (1 << 30, 100 << 20);
+    store.resize_volume("v", size).unwrap();
+    store.insert_snapshot("v", "s", size, &SnapshotOptions::default()).unwrap();
+    store.relink("v", &[link("s", None)], Some("s")).unwrap();
+    store.resize_volume("v", EXTENT).unwrap();
+    store.resize_volume("v", size).unwrap();
+    layer(&store, "s").write_at(far, &pattern(1, BLOCK as usize)).unwrap();
+    let mut found = vec![1; BLOCK as usize];
+    store.volume("v").unwrap().read_at(far, &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == 0));
+    is_clean(&store);
+}
+
 #[test]
 fn layers_in_any_order_become_the_volume_they_were() {
     let (disk, store) = target();
