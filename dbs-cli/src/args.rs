@@ -1,8 +1,8 @@
 //! The command line: which commands there are, and which code runs each.
 
 use crate::commands::{
-    attach, backup, bench, clients, doctor, export, import, mount, repair, scrub, serve, snapshot,
-    store, stream, tools, top, volume,
+    attach, backup, bench, clients, doctor, encryption, export, import, mount, repair, scrub,
+    serve, snapshot, store, stream, tools, top, volume,
 };
 use crate::context::Context;
 use crate::exit;
@@ -76,6 +76,9 @@ pub enum VolumeCommand {
     Rename(volume::Rename),
     Resize(volume::Resize),
     Set(volume::Set),
+    Unlock(encryption::Unlock),
+    Lock(encryption::Lock),
+    Rekey(encryption::Rekey),
     #[command(visible_alias = "rm")]
     Delete(volume::Delete),
     Clone(volume::CloneFrom),
@@ -171,6 +174,9 @@ fn run_volume(command: VolumeCommand, context: &Context) -> Result<()> {
         VolumeCommand::Rename(command) => command.run(context),
         VolumeCommand::Resize(command) => command.run(context),
         VolumeCommand::Set(command) => command.run(context),
+        VolumeCommand::Unlock(command) => command.run(context),
+        VolumeCommand::Lock(command) => command.run(context),
+        VolumeCommand::Rekey(command) => command.run(context),
         VolumeCommand::Delete(command) => command.run(context),
         VolumeCommand::Clone(command) => command.run(context),
         VolumeCommand::Flatten(command) => command.run(context),

@@ -3,9 +3,10 @@
 use crate::globals::{Driver, Globals};
 use crate::output::{self, printable};
 use crate::progress::{Meter, Stop, Unit};
+use crate::secret;
 use dbs_client::remote::fill_usage;
 use dbs_core::store::is_same_place;
-use dbs_core::{Backing, Error, IoDriver, OpenOptions, Result};
+use dbs_core::{Backing, Error, IoDriver, OpenOptions, Result, Secret};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -93,21 +94,30 @@ impl Context {
             }
         };
         let backing = self.backing_files.iter().filter_map(open).collect();
-        self.options_with(read_only, backing)
+        let secret = secret::given().unwrap_or_else(|error| {
+            output::warn(&error.to_string());
+            None
+        });
+        self.options_with(read_only, backing, secret)
     }
 
     /// How to open a store whose volumes are served.
     ///
     /// # Errors
-    /// Those of opening the backing files.
+    /// Those of opening the backing files, and of a secret that is none: its volumes would be refused to all.
     pub fn serving_options(&self, read_only: bool) -> Result<OpenOptions> {
         let open = |path: &PathBuf| dbs_backing::open(path);
         let backing = self.backing_files.iter().map(open).collect::<Result<_>>()?;
-        Ok(self.options_with(read_only, backing))
+        Ok(self.options_with(read_only, backing, secret::given()?))
     }
 
-    fn options_with(&self, read_only: bool, backing: Vec<Arc<dyn Backing>>) -> OpenOptions {
-        OpenOptions { read_only, driver: self.driver, backing, ..OpenOptions::default() }
+    fn options_with(
+        &self,
+        read_only: bool,
+        backing: Vec<Arc<dyn Backing>>,
+        secret: Option<Secret>,
+    ) -> OpenOptions {
+        OpenOptions { read_only, driver: self.driver, backing, secret, ..OpenOptions::default() }
     }
 
     /// The arguments that make another `dbs` do its I/O in the same way, with the same backing files.

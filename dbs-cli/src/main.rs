@@ -10,6 +10,7 @@ mod old;
 mod output;
 mod pipes;
 mod progress;
+mod secret;
 mod signals;
 mod spec;
 mod target;

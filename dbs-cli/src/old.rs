@@ -54,6 +54,7 @@ fn volume(image: &Image, volume: &v1::Volume) -> Result<VolumeInfo> {
         revision: 0,
         limits: Default::default(),
         backing: None,
+        encryption: None,
         usage: Usage::default(),
     })
 }

@@ -58,6 +58,11 @@ impl Target {
         }
     }
 
+    /// Whether a server has the store open.
+    pub fn is_served(&self) -> bool {
+        matches!(self, Self::Live(AnyStore::Served(_)))
+    }
+
     /// Runs a request. On an open store this also does the background work the request leaves.
     ///
     /// # Errors

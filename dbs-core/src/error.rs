@@ -35,6 +35,8 @@ pub enum ErrorKind {
     /// Another machine writes the store, too. Trying again does not help while it does, and destroys what it wrote once
     /// it pauses.
     Elsewhere,
+    /// The volume is encrypted, and nobody has unlocked it.
+    Locked,
 }
 
 impl ErrorKind {
@@ -55,6 +57,7 @@ impl ErrorKind {
             Self::Unsupported => "unsupported",
             Self::Interrupted => "interrupted",
             Self::Elsewhere => "elsewhere",
+            Self::Locked => "locked",
         }
     }
 
@@ -74,6 +77,7 @@ impl ErrorKind {
             Self::Unsupported,
             Self::Interrupted,
             Self::Elsewhere,
+            Self::Locked,
         ]
         .into_iter()
         .find(|kind| kind.name() == name)

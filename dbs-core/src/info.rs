@@ -230,8 +230,22 @@ pub struct VolumeInfo {
     /// What identifies the file outside the store that it rests on; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<String>,
+    /// How it is encrypted; absent if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<EncryptionInfo>,
     /// Space.
     pub usage: Usage,
+}
+
+/// How a volume is encrypted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EncryptionInfo {
+    /// What unlocks it: a `passphrase` or a `key file`; `lost` if nothing does any more.
+    pub secret: String,
+    /// Whether it cannot be read or written until it is unlocked.
+    pub locked: bool,
+    /// Which key it has, in the text form of a uuid: a volume and its clones share one.
+    pub family: String,
 }
 
 /// How fast the clients of a volume may use it and its snapshots, all of them together. A server delays requests

@@ -46,6 +46,7 @@
 //! # }
 //! ```
 
+pub mod crypt;
 pub mod error;
 pub mod info;
 pub mod store;
@@ -66,6 +67,7 @@ pub mod sabotage;
 #[doc(hidden)]
 pub mod v1;
 
+pub use crypt::Secret;
 pub use error::{Damage, Error, ErrorKind, Result};
 pub use io::DirectIo;
 pub use meta::names::is_hidden;

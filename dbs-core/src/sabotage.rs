@@ -158,4 +158,6 @@ planted_bugs! {
     ClaimTwice,
     /// A write that overwrites is acknowledged while the record of its place is not safe.
     OverwriteBeforeTail,
+    /// The number of an encrypted block is that of its place on the device, which other blocks may get.
+    TweakByPlace,
 }

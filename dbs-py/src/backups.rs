@@ -148,7 +148,7 @@ fn open_bare(url: &Url, variables: &Variables) -> Result<BackupStore> {
 }
 
 fn secret(variables: &Variables) -> Result<Option<Secret>> {
-    Secret::from_variables(&|name| variables.get(OsStr::new(name)).cloned())
+    Secret::from_variables("DBS_BACKUP", &|name| variables.get(OsStr::new(name)).cloned())
 }
 
 fn parse(url: &str) -> PyResult<Url> {
@@ -217,8 +217,8 @@ impl Inner {
             Look::Keys {} => json_of(&store.keys()?),
             Look::AddKey { passphrase, key_file } => {
                 let secret = match (passphrase, key_file) {
-                    (Some(text), None) if !text.is_empty() => Secret::Passphrase(text),
-                    (None, Some(file)) => Secret::key_file(Path::new(&file))?,
+                    (Some(text), None) if !text.is_empty() => Secret::passphrase(&text)?,
+                    (None, Some(file)) => Secret::read_key_file(Path::new(&file))?,
                     _ => return Err(Error::invalid("give a passphrase or a key file")),
                 };
                 json_of(&store.add_key(&secret)?)

@@ -2,6 +2,7 @@
 
 use crate::disk::SimDisk;
 use crate::lock;
+use dbs_core::Result;
 use dbs_core::io::TailMemory;
 use dbs_core::store::Env;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +20,8 @@ const START_NS: u64 = 1_700_000_000_000_000_000;
 pub struct SimEnv {
     clock_ns: AtomicU64,
     rng: Mutex<fastrand::Rng>,
+    /// Of keys: without any, all else comes out as it did.
+    secrets: Mutex<fastrand::Rng>,
     boot: AtomicU64,
 }
 
@@ -29,6 +32,7 @@ impl SimEnv {
         Self {
             clock_ns: AtomicU64::new(START_NS),
             rng: Mutex::new(fastrand::Rng::with_seed(seed)),
+            secrets: Mutex::new(fastrand::Rng::with_seed(!seed)),
             boot: AtomicU64::new(1),
         }
     }
@@ -46,6 +50,11 @@ impl Env for SimEnv {
 
     fn random(&self) -> [u8; 16] {
         lock(&self.rng).u128(..).to_le_bytes()
+    }
+
+    fn secret(&self, bytes: &mut [u8]) -> Result<()> {
+        lock(&self.secrets).fill(bytes);
+        Ok(())
     }
 
     fn boot_id(&self) -> [u8; 16] {

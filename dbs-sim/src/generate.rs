@@ -85,6 +85,7 @@ impl Generator {
         config.init.max_volumes = Some(rng.u32(4..=8));
         config.init.max_snapshots = Some(rng.u32(8..=40));
         config.init.checksums = rng.bool();
+        config.encrypts = (2..5).contains(&(seed % 11));
         config
     }
 

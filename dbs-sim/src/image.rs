@@ -1,7 +1,7 @@
 //! The file outside the store that some volumes rest on. It has no part in any crash.
 
 use crate::content::{SECTOR, Tag, fill};
-use dbs_core::{Backing, Store};
+use dbs_core::{Backing, Secret, Store};
 use std::io;
 use std::sync::{Arc, OnceLock};
 
@@ -18,6 +18,18 @@ pub fn tag() -> Tag {
 #[must_use]
 pub fn is_below(sectors: u16) -> bool {
     u64::from(sectors) >= SECTORS && sectors % 5 == 2
+}
+
+/// Whether a volume that is created with so many sectors is encrypted, by a machine that encrypts some.
+#[must_use]
+pub fn is_encrypted(sectors: u16) -> bool {
+    !is_below(sectors) && sectors % 3 < 2
+}
+
+/// What unlocks it.
+#[must_use]
+pub fn secret() -> Secret {
+    Secret::KeyFile([7; 32].into())
 }
 
 struct Image(Vec<u8>);
@@ -52,9 +64,17 @@ pub fn file() -> &'static Arc<dyn Backing> {
     })
 }
 
-/// The store, with the file.
+/// The store, with the file, and with all its volumes unlocked.
+///
+/// # Panics
+/// If a volume cannot be unlocked.
 #[must_use]
 pub fn given(store: Store) -> Store {
+    for volume in store.volumes(false) {
+        if volume.encryption.is_some() {
+            store.unlock(&volume.name, &secret()).expect("its secret is this one");
+        }
+    }
     // There is one for all stores, and it stays.
     let _ = store.attach_backing(Arc::clone(file()));
     store

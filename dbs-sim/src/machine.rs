@@ -52,6 +52,8 @@ pub struct Config {
     pub tears: bool,
     /// There is no memory to remember look-ups, but for the last one.
     pub forgets: bool,
+    /// Some volumes are encrypted.
+    pub encrypts: bool,
 }
 
 impl Config {
@@ -70,7 +72,16 @@ impl Config {
         let tail = !seed.is_multiple_of(3);
         let garbage = seed % 2 == 1;
         let forgets = seed % 5 == 1;
-        Self { init, garbage, tail, seed, images_each: IMAGES_EACH, tears: false, forgets }
+        Self {
+            init,
+            garbage,
+            tail,
+            seed,
+            images_each: IMAGES_EACH,
+            tears: false,
+            forgets,
+            encrypts: false,
+        }
     }
 }
 
@@ -85,6 +96,7 @@ pub struct Machine {
     /// Crash images of each moment that is captured.
     pub images_each: usize,
     forgets: bool,
+    encrypts: bool,
     env: Arc<SimEnv>,
     tail: Option<TailPlace>,
     stale_tail: Option<Vec<u8>>,
@@ -128,6 +140,7 @@ impl Machine {
             stats: Stats::default(),
             images_each: config.images_each,
             forgets: config.forgets,
+            encrypts: config.encrypts,
             env,
             tail: config.tail.then(TailPlace::default),
             stale_tail: None,
@@ -661,6 +674,10 @@ impl Machine {
                 None => Ok(()),
             },
             Op::Stop => self.stop_job(),
+            Op::CreateVolume { vol, sectors } if self.encrypts && image::is_encrypted(sectors) => {
+                let (name, size) = (volume_name(vol), crate::perform::bytes(sectors));
+                store.create_encrypted(&name, size, &image::secret()).map(drop)
+            }
             _ => {
                 let tag = self.model.tag(op, self.number);
                 perform_beside(&store, op, tag, self.job.as_ref().map(|job| job.long))
@@ -742,6 +759,7 @@ impl Frozen {
             stats: Stats::default(),
             images_each: IMAGES_EACH,
             forgets: true,
+            encrypts: false,
             env: Arc::new(SimEnv::new(self.seed)),
             tail,
             stale_tail: None,
@@ -789,6 +807,7 @@ pub fn verify_image(
         stats: Stats::default(),
         images_each: IMAGES_EACH,
         forgets: false,
+        encrypts: false,
         env,
         tail: None,
         stale_tail: None,

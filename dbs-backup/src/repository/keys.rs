@@ -3,11 +3,10 @@
 use super::Id;
 use crate::names::{BlockName, hex};
 use argon2::{Algorithm, Argon2, Params, Version};
+pub use dbs_core::Secret;
 use dbs_core::{Error, Result};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use serde::{Deserialize, Serialize};
-use std::ffi::OsString;
-use std::path::Path;
 
 /// What a sealed piece is longer than what is in it.
 pub(super) const TAG: usize = 16;
@@ -40,93 +39,6 @@ pub(super) enum Kind {
     Manifest = 3,
     Condemned = 4,
     Clock = 5,
-}
-
-/// What a user opens an encrypted repository with.
-#[derive(Clone, PartialEq, Eq)]
-pub enum Secret {
-    /// A passphrase.
-    Passphrase(String),
-    /// The 32 bytes of a key file.
-    KeyFile([u8; 32]),
-}
-
-impl Secret {
-    /// From the environment: `DBS_BACKUP_PASSPHRASE`, or the files that `DBS_BACKUP_PASSPHRASE_FILE` and
-    /// `DBS_BACKUP_KEY_FILE` name.
-    ///
-    /// # Errors
-    /// `Invalid` if there are two, or if one is empty or a file holds no key; those of reading it.
-    pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<Self>> {
-        let names = ["DBS_BACKUP_PASSPHRASE", "DBS_BACKUP_PASSPHRASE_FILE", "DBS_BACKUP_KEY_FILE"];
-        // Whoever sets one wants a key, also if a command that was to give it has failed.
-        let value = |name: &str| match variable(name).map(OsString::into_string) {
-            None => Ok(None),
-            Some(Ok(value)) if !value.is_empty() => Ok(Some(value)),
-            Some(_) => Err(Error::invalid(format!("{name} is set, and is empty or no UTF-8"))),
-        };
-        let [first, second, third] = names.map(value);
-        match [first?, second?, third?] {
-            [None, None, None] => Ok(None),
-            [Some(text), None, None] => Self::passphrase(&text).map(Some),
-            [None, Some(file), None] => Self::passphrase_file(Path::new(&file)).map(Some),
-            [None, None, Some(file)] => Self::key_file(Path::new(&file)).map(Some),
-            _ => Err(Error::invalid(format!("set one of {}, not several", names.join(", ")))),
-        }
-    }
-
-    fn passphrase(text: &str) -> Result<Self> {
-        if text.is_empty() {
-            return Err(Error::invalid("the passphrase of the repository is empty"));
-        }
-        Ok(Self::Passphrase(text.to_owned()))
-    }
-
-    /// A file whose first line is a passphrase.
-    ///
-    /// # Errors
-    /// `Invalid` if that is empty; those of reading it.
-    pub fn passphrase_file(file: &Path) -> Result<Self> {
-        let text = String::from_utf8(read(file)?)
-            .map_err(|_| Error::invalid(format!("{} is no text", file.display())))?;
-        Self::passphrase(text.lines().next().unwrap_or_default())
-    }
-
-    /// A file with a key.
-    ///
-    /// # Errors
-    /// `Invalid` if it holds none; those of reading it.
-    pub fn key_file(file: &Path) -> Result<Self> {
-        let content = read(file)?;
-        let text = std::str::from_utf8(&content).unwrap_or_default().trim_end();
-        let key = match <Key>::try_from(content.as_slice()) {
-            Ok(key) => Some(key),
-            Err(_) => BlockName::parse(text).map(BlockName::bytes),
-        };
-        key.map(Self::KeyFile).ok_or_else(|| {
-            Error::invalid(format!(
-                "{} is no key file: it holds 32 random bytes, or 64 hexadecimal digits. `head -c 32 /dev/urandom` makes one",
-                file.display()
-            ))
-        })
-    }
-}
-
-/// Never shown.
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret")
-    }
-}
-
-/// A file with a secret: no device that never ends.
-fn read(file: &Path) -> Result<Vec<u8>> {
-    use std::io::Read;
-    let mut content = Vec::new();
-    std::fs::File::open(file)
-        .and_then(|opened| opened.take(4096).read_to_end(&mut content))
-        .map_err(|e| Error::io(e, format!("reading {}", file.display())))?;
-    Ok(content)
 }
 
 /// Random bytes.
@@ -459,10 +371,10 @@ mod tests {
     #[test]
     fn a_wrapped_key_opens_with_its_secret_alone() {
         let secrets = [
-            Secret::Passphrase("one".to_owned()),
-            Secret::Passphrase("two".to_owned()),
-            Secret::KeyFile([1; 32]),
-            Secret::KeyFile([2; 32]),
+            Secret::Passphrase("one".to_owned().into()),
+            Secret::Passphrase("two".to_owned().into()),
+            Secret::KeyFile([1; 32].into()),
+            Secret::KeyFile([2; 32].into()),
         ];
         for (index, secret) in secrets.iter().enumerate() {
             let wrapped = Wrapped::new(&KEY, REPOSITORY, secret, true).unwrap();
@@ -478,36 +390,5 @@ mod tests {
         hostile.memory_kib = Some(u32::MAX);
         let error = hostile.unwrap_key(REPOSITORY, &secrets[0]).unwrap_err();
         assert!(error.to_string().contains("too high"), "{error}");
-    }
-
-    #[test]
-    fn where_secrets_come_from() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, content: &[u8]| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, content).unwrap();
-            path.to_str().unwrap().to_owned()
-        };
-        let from = |name: &str, value: String| {
-            Secret::from_variables(&|asked: &str| (asked == name).then(|| value.clone().into()))
-        };
-        let raw = from("DBS_BACKUP_KEY_FILE", write("raw", &[10; 32])).unwrap();
-        assert_eq!(raw, Some(Secret::KeyFile([10; 32])));
-        let digits = from("DBS_BACKUP_KEY_FILE", write("hex", "0a".repeat(32).as_bytes()));
-        assert_eq!(digits.unwrap(), raw);
-        let line =
-            from("DBS_BACKUP_KEY_FILE", write("line", format!("{}\n", "0a".repeat(32)).as_bytes()));
-        assert_eq!(line.unwrap(), raw);
-        for wrong in [&b""[..], &[1; 31], &[1; 33], b"a passphrase"] {
-            assert!(from("DBS_BACKUP_KEY_FILE", write("wrong", wrong)).is_err());
-        }
-        let text = from("DBS_BACKUP_PASSPHRASE_FILE", write("text", b"one two\nmore")).unwrap();
-        assert_eq!(text, Some(Secret::Passphrase("one two".to_owned())));
-        assert!(from("DBS_BACKUP_PASSPHRASE_FILE", write("empty", b"\n")).is_err());
-        assert!(Secret::from_variables(&|_| Some("x".into())).is_err());
-        assert_eq!(Secret::from_variables(&|_| None).unwrap(), None);
-        // As `DBS_BACKUP_PASSPHRASE=$(a command that fails)` leaves it.
-        assert!(from("DBS_BACKUP_PASSPHRASE", String::new()).is_err());
-        assert_eq!(format!("{text:?}"), "Some(Secret)");
     }
 }

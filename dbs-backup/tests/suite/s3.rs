@@ -131,7 +131,7 @@ fn what_cannot_be_opened() {
 /// All operations of a repository, which reads from the middle of objects.
 fn all_in_a_repository(store: BackupStore, name: &str) {
     use dbs_backup::{InitOptions, Secret};
-    let secret = Secret::KeyFile([5; 32]);
+    let secret = Secret::KeyFile([5; 32].into());
     let options =
         InitOptions { secret: Some(secret.clone()), chunk_size: Some(BLOCK), cheap: true };
     store.init(&options).expect(name);
@@ -172,7 +172,7 @@ fn rights_for_one_layout_alone() {
         let store = again().with_repository(None).unwrap();
         assert!(!store.is_repository());
         all_operations(&store, "rights for one layout");
-        let key = dbs_backup::Secret::KeyFile([5; 32]);
+        let key = dbs_backup::Secret::KeyFile([5; 32].into());
         assert!(again().with_repository(Some(&key)).is_err(), "nothing is written in the clear");
         server.objects.lock().unwrap().insert("dbs-repository/config".to_owned(), vec![1]);
         let opened = again().with_repository(None);

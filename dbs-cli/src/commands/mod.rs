@@ -5,6 +5,7 @@ pub mod backup;
 pub mod bench;
 pub mod clients;
 pub mod doctor;
+pub mod encryption;
 pub mod export;
 pub mod import;
 pub mod mount;

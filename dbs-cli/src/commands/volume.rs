@@ -3,11 +3,12 @@
 use crate::confirm::confirm_in_store;
 use crate::context::{Context, typed};
 use crate::output::{Table, exact_size, facts, print, print_json, time};
+use crate::secret;
 use crate::spec::{self, SnapshotSpec, Spec};
 use crate::target::Target;
 use clap::Args;
 use dbs_client::any_store::AnyStore;
-use dbs_control::api::{Ranges, Request, Trimmed};
+use dbs_control::api::{Given, Ranges, Request, Trimmed};
 use dbs_core::info::{MapRange, RangeState, TrimReport, Usage, VolumeInfo, VolumeLimits};
 use dbs_core::{Error, Result, format_size};
 use serde_json::Value;
@@ -30,6 +31,15 @@ pub struct Create {
     /// volume. The store must be idle
     #[arg(long, value_name = "FILE")]
     on: Option<PathBuf>,
+    /// Encrypt what is written to it, with a key that a passphrase or a key file unlocks: --key-file,
+    /// DBS_VOLUME_PASSPHRASE, DBS_VOLUME_PASSPHRASE_FILE (a file whose first line is the passphrase),
+    /// DBS_VOLUME_KEY_FILE, or a passphrase that is asked for. Without it nobody can read the volume any
+    /// more. Its clones share the key
+    #[arg(long, conflicts_with = "on")]
+    encrypt: bool,
+    /// File of 32 random bytes that is to unlock it
+    #[arg(long, value_name = "FILE", requires = "encrypt")]
+    key_file: Option<PathBuf>,
 }
 
 impl Create {
@@ -41,6 +51,11 @@ impl Create {
                     context.refuse_store(image)?;
                 }
                 context.with(true, |target| self.on(target, image))?
+            }
+            (None, size) if self.encrypt => {
+                let secret = Given(secret::of_new_volume(self.key_file.as_deref(), &self.name)?);
+                let (volume, size) = (self.name, size.unwrap_or(0));
+                context.call(&Request::VolumeCreateEncrypted { volume, size, secret })?
             }
             (None, size) => context.call(&Request::VolumeCreate {
                 volume: self.name,
@@ -84,7 +99,7 @@ impl List {
     fn table(&self, volumes: &[VolumeInfo]) -> String {
         let mut headings = vec!["NAME", ">SIZE", ">SNAPSHOTS", "ORIGIN", "CREATED"];
         // Of most stores nobody needs it.
-        let states = volumes.iter().any(|volume| volume.rebuilding);
+        let states = volumes.iter().any(|volume| !state(volume).is_empty());
         if states {
             headings.insert(4, "STATE");
         }
@@ -101,7 +116,7 @@ impl List {
                 time(volume.created_ns),
             ];
             if states {
-                row.insert(4, if volume.rebuilding { "rebuilding" } else { "" }.to_owned());
+                row.insert(4, state(volume));
             }
             if self.usage {
                 let usage = &volume.usage;
@@ -111,6 +126,14 @@ impl List {
         }
         table.text()
     }
+}
+
+/// What is out of the ordinary about a volume.
+fn state(volume: &VolumeInfo) -> String {
+    let encryption = volume.encryption.as_ref();
+    let encryption = encryption.map(|it| if it.locked { "locked" } else { "unlocked" });
+    let rebuilding = volume.rebuilding.then_some("rebuilding");
+    [rebuilding, encryption].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 /// Show one volume.
@@ -139,6 +162,10 @@ impl Show {
             if volume.limits.is_some() {
                 rows.push(("limits", limits_text(&volume.limits)));
             }
+            rows.extend(volume.encryption.map(|it| {
+                let state = if it.locked { "locked" } else { "unlocked" };
+                ("encrypted", format!("{state}, by a {}", it.secret))
+            }));
             rows.extend(volume.origin.map(|origin| ("clone of", origin)));
             rows.extend(volume.backing.map(|file| ("rests on", file)));
             rows.extend(usage_rows(&volume.usage));
@@ -520,6 +547,7 @@ mod tests {
             revision: 0,
             limits: VolumeLimits::default(),
             backing: None,
+            encryption: None,
             usage: Usage::default(),
         }
     }

@@ -21,6 +21,7 @@ mod browser;
 mod clients;
 mod doctor;
 mod documents;
+mod encryption;
 mod end_to_end;
 mod export;
 mod filesystem;

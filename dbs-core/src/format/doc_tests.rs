@@ -5,7 +5,7 @@ use super::entry::EntryHeader;
 use super::geometry::{LABEL_BLOCKS, RegionKind, SLOTS_PER_BLOCK, SUPERBLOCK_REGION_BYTES};
 use super::journal::{GROUP_BLOCK_BYTES, GroupExtra, Stamp};
 use super::record::{FillState, Record};
-use super::slots::{self, SnapshotSlot, VolumeSlot};
+use super::slots::{self, KeySlot, SnapshotSlot, VolumeSlot};
 use super::sums::{PAGES_PER_GROUP, SUMS_PER_PAGE, SumsExtra};
 use super::superblock::{self, RegionEntry, SuperblockBytes};
 use crate::limits;
@@ -48,9 +48,10 @@ fn layouts() -> Vec<Layout> {
         layout!(RegionEntry: kind reserved offset length),
         layout!(BlockHeader: kind crc address lsn store extra),
         layout!(VolumeSlot: uuid size created_ns revision head flags name_bytes reserved0 name
-            limit_iops limit_burst_seconds limit_bandwidth reserved1),
+            limit_iops limit_burst_seconds limit_bandwidth key reserved1),
+        layout!(KeySlot: method secret lanes memory_kib passes salt wrapped),
         layout!(SnapshotSlot: uuid size created_ns revision volume parent flags name_bytes used
-            reserved0 name reserved1),
+            reserved0 name family reserved1),
         layout!(EntryHeader: snapshot logical run state),
         layout!(GroupExtra: index count crc bytes session),
         layout!(Stamp: sequence crc),

@@ -29,6 +29,26 @@ pub const VOLUME_REBUILDING: u32 = 1;
 /// All flags of volumes this version knows.
 pub const VOLUME_FLAGS: u32 = 1;
 
+/// The data key of an encrypted volume, wrapped ([`crate::crypt`]). All zeros is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct KeySlot {
+    /// How data is encrypted: 1; 0 if it is not, 255 if the key is lost.
+    pub method: u8,
+    /// Kind of the secret it is wrapped for.
+    pub secret: u8,
+    /// Lanes of the derivation of the wrapping key.
+    pub lanes: U16,
+    /// Its memory in KiB.
+    pub memory_kib: U32,
+    /// Its passes.
+    pub passes: U32,
+    /// Its salt.
+    pub salt: [u8; 16],
+    /// The data key, wrapped.
+    pub wrapped: [u8; 72],
+}
+
 /// A volume. All zeros is a free slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -57,8 +77,10 @@ pub struct VolumeSlot {
     pub limit_burst_seconds: U32,
     /// Most bytes that clients transfer in a second; 0 if there is no limit.
     pub limit_bandwidth: U64,
+    /// Key of what its layers hold, if they are encrypted.
+    pub key: KeySlot,
     /// Zero.
-    pub reserved1: [u8; 168],
+    pub reserved1: [u8; 68],
 }
 
 /// A snapshot or head. All zeros is a free slot.
@@ -87,12 +109,15 @@ pub struct SnapshotSlot {
     pub reserved0: [u8; 9],
     /// Name in UTF-8, padded with zeros.
     pub name: [u8; 256],
+    /// Which key its data is encrypted with: the same in all that build on it; zeros if it is not.
+    pub family: [u8; 16],
     /// Zero.
-    pub reserved1: [u8; 184],
+    pub reserved1: [u8; 168],
 }
 
 const _: () = assert!(size_of::<VolumeSlot>() == SLOT_BYTES);
 const _: () = assert!(size_of::<SnapshotSlot>() == SLOT_BYTES);
+const _: () = assert!(size_of::<KeySlot>() == 100);
 const _: () = assert!(std::mem::offset_of!(VolumeSlot, name) == 64);
 const _: () = assert!(std::mem::offset_of!(SnapshotSlot, name) == 64);
 const _: () = assert!(NAME_MAX_BYTES < 256);

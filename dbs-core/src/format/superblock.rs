@@ -31,7 +31,7 @@ pub const RO_COMPAT_SUMS: u64 = 1;
 pub const RO_COMPAT_GIVEN: u64 = 1 << 1;
 /// Features that everybody must know.
 pub const INCOMPAT_KNOWN: u64 =
-    INCOMPAT_LOST | INCOMPAT_REPAIRING | INCOMPAT_GROUPS | INCOMPAT_BACKED;
+    INCOMPAT_LOST | INCOMPAT_REPAIRING | INCOMPAT_GROUPS | INCOMPAT_BACKED | INCOMPAT_ENCRYPTED;
 /// There are runs of what is lost: to whoever does not know them, they are zeros.
 pub const INCOMPAT_LOST: u64 = 1;
 /// The metadata is being written anew, and is neither what it was nor what it will be.
@@ -42,6 +42,9 @@ pub const INCOMPAT_GROUPS: u64 = 1 << 2;
 /// There are snapshots whose content is in a file outside the store: to whoever does not know them, it is
 /// zeros.
 pub const INCOMPAT_BACKED: u64 = 1 << 3;
+/// There are volumes whose data is encrypted: who does not know that would read what nobody wrote, and write what
+/// nobody can read.
+pub const INCOMPAT_ENCRYPTED: u64 = 1 << 4;
 
 /// What a store says in the middle of a repair.
 pub const INTERRUPTED: &str = "superblock: a repair or restore-metadata of this store was \

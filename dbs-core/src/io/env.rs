@@ -13,6 +13,15 @@ pub trait Env: Send + Sync {
     fn now_ns(&self) -> u64;
     /// 16 random bytes.
     fn random(&self) -> [u8; 16];
+    /// Random bytes that nobody can guess.
+    ///
+    /// # Errors
+    /// `Io`, if there are none.
+    fn secret(&self, bytes: &mut [u8]) -> Result<()> {
+        getrandom::fill(bytes).map_err(|error| {
+            Error::io(error.into(), "the kernel gives no random bytes (`getrandom`)")
+        })
+    }
     /// Identity of this boot.
     fn boot_id(&self) -> [u8; 16];
     /// Lets time go by.

@@ -58,6 +58,10 @@ impl Meta {
         if self.is_rebuilding(from) {
             return Err(Error::busy(format!("volume `{name}` is being rebuilt")));
         }
+        if self.snapshot(self.volume(from).head).encrypted() {
+            // What rests on a file is not: one chain has one key, or none.
+            return Err(Error::invalid(format!("volume `{name}` is encrypted")));
+        }
         if !self.snapshot(self.volume(from).head).layer.is_empty() {
             return Err(Error::invalid(format!("the head of volume `{name}` holds something")));
         }

@@ -2,6 +2,7 @@
 //! journal, then prove (`prove`) that everything fits together before anything trusts it.
 
 mod copies;
+mod families;
 mod faults;
 mod journal;
 pub mod mend;
@@ -14,7 +15,7 @@ use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::journal::Scan;
 use crate::format::record::{FillState, Record};
 use crate::format::slots::{self, SNAPSHOT_DELETED, SNAPSHOT_LABELLED, SnapshotSlot, VolumeSlot};
-use crate::format::superblock::{INCOMPAT_BACKED, INCOMPAT_LOST};
+use crate::format::superblock::{INCOMPAT_BACKED, INCOMPAT_ENCRYPTED, INCOMPAT_LOST};
 use crate::format::{Geometry, RegionKind, Superblock, entry};
 use crate::info::{Finding, Severity};
 use crate::limits::SEQUENCE_START_MAX;
@@ -94,6 +95,8 @@ pub struct Loader {
     has_lost: bool,
     /// There may be bases.
     has_bases: bool,
+    /// There may be encrypted volumes.
+    has_encrypted: bool,
     /// What could not be made sense of, for repair.
     unread: Unread,
     /// The session that ended without closing, if one did.
@@ -115,6 +118,7 @@ impl Loader {
             noted: 0,
             has_lost: superblock.incompat & INCOMPAT_LOST != 0,
             has_bases: superblock.incompat & INCOMPAT_BACKED != 0,
+            has_encrypted: superblock.incompat & INCOMPAT_ENCRYPTED != 0,
             volumes: Vec::new(),
             snapshots: Vec::new(),
             labels: HashMap::new(),

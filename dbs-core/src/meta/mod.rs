@@ -8,6 +8,7 @@ pub mod base;
 pub mod bits;
 pub mod commit;
 pub mod counts;
+pub mod encryption;
 pub mod entries;
 pub mod flatten;
 pub mod holders;
@@ -37,12 +38,13 @@ pub mod view;
 pub mod watch;
 pub mod zero;
 
+use crate::crypt::DataKey;
 use crate::error::{Error, Result};
 use crate::format::entry::ENTRY_MAX_BYTES;
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
 use crate::format::slots::{
-    self, SNAPSHOT_BACKED, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot,
+    self, KeySlot, SNAPSHOT_BACKED, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot,
 };
 use crate::format::{Geometry, RegionKind};
 use crate::info::DataPlace;
@@ -127,6 +129,10 @@ pub struct Volume {
     pub io: IoCounts,
     /// How fast it may be used.
     pub pace: Arc<Pace>,
+    /// Key of what its layers hold, wrapped; zeros if there is none.
+    pub key_slot: KeySlot,
+    /// The key, while it is unlocked.
+    pub key: Option<Arc<DataKey>>,
     /// Goes up when somebody begins to write its layers anew. Where it begins is another number each time that the
     /// store is opened.
     pub rebuilds: u64,
@@ -151,6 +157,8 @@ pub struct Snapshot {
     pub parent: SnapshotId,
     /// `SNAPSHOT_*` flags.
     pub flags: u32,
+    /// Which key its data is encrypted with, as that of all layers it builds on; zeros if it is not.
+    pub family: [u8; 16],
     /// Labels as encoded on the device; empty for none.
     pub labels: Vec<u8>,
     /// Children.
@@ -173,6 +181,12 @@ impl Snapshot {
     /// Whether it is a base: its content is in a file outside the store.
     pub fn backed(&self) -> bool {
         self.flags & SNAPSHOT_BACKED != 0
+    }
+
+    /// Whether what it holds, and what shows through it, is encrypted.
+    #[inline]
+    pub fn encrypted(&self) -> bool {
+        self.family != [0; 16]
     }
 
     /// Whether it is a head.
@@ -512,7 +526,8 @@ impl Meta {
             limit_iops: limits.iops.into(),
             limit_burst_seconds: limits.burst_seconds.into(),
             limit_bandwidth: limits.bandwidth.into(),
-            reserved1: [0; 168],
+            key: volume.key_slot,
+            reserved1: [0; 68],
         }
     }
 
@@ -534,7 +549,8 @@ impl Meta {
             used: 1,
             reserved0: [0; 9],
             name,
-            reserved1: [0; 184],
+            family: snapshot.family,
+            reserved1: [0; 168],
         }
     }
 

@@ -86,6 +86,7 @@ impl Meta {
         let snapshot = Snapshot {
             name: name.to_owned(),
             flags: if user_created { SNAPSHOT_USER_CREATED } else { 0 },
+            family: self.snapshot(self.volume(volume).head).family,
             ..super::tree::new_head(volume, self.bottom(volume), size, birth)
         };
         self.put_snapshot(id, snapshot);

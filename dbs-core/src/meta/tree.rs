@@ -32,7 +32,29 @@ impl Meta {
     pub fn check_new_volume(&self, name: &str, size: u64) -> Result<()> {
         names::check("volume", name)?;
         self.check_volume_name_free(name)?;
-        check_size(size)
+        check_size(size)?;
+        self.free_volume()?;
+        self.free_snapshot().map(drop)
+    }
+
+    fn free_volume(&self) -> Result<u32> {
+        self.volumes_free.lowest().ok_or_else(|| {
+            Error::no_space(format!(
+                "the volume table is full ({} volumes); delete one, or make a store with a larger \
+                 --max-volumes",
+                self.geometry.volumes
+            ))
+        })
+    }
+
+    fn free_snapshot(&self) -> Result<u32> {
+        self.snapshots_free.lowest().ok_or_else(|| {
+            Error::no_space(format!(
+                "the snapshot table is full ({} slots, heads included); delete a snapshot, or make \
+                 a store with a larger --max-snapshots",
+                self.geometry.snapshots
+            ))
+        })
     }
 
     /// Creates a volume, on a snapshot or empty.
@@ -48,14 +70,9 @@ impl Meta {
     ) -> Step<VolumeId> {
         self.check_new_volume(name, size)?;
         let head = self.next_snapshot()?;
-        let Some(slot) = self.volumes_free.lowest() else {
-            return Err(Stop::Error(Error::no_space(format!(
-                "the volume table is full ({} volumes); delete one, or make a store with a larger \
-                 --max-volumes",
-                self.geometry.volumes
-            ))));
-        };
+        let slot = self.free_volume()?;
         self.require_block(RegionKind::Volumes, slot)?;
+        let (key_slot, key) = self.key_of(parent)?;
         self.volumes_free.remove(slot);
         let id = VolumeId(slot + 1);
         self.put_snapshot(head, new_head(id, parent, size, births[1]));
@@ -71,6 +88,8 @@ impl Meta {
             writes: Default::default(),
             io: Default::default(),
             pace: Default::default(),
+            key_slot,
+            key,
             rebuilds: 0,
         };
         if self.volumes.len() <= slot as usize {
@@ -413,19 +432,17 @@ impl Meta {
 
     /// The slot the next snapshot gets; nothing is changed but the high-water mark.
     pub(super) fn next_snapshot(&mut self) -> Step<SnapshotId> {
-        let Some(slot) = self.snapshots_free.lowest() else {
-            return Err(Stop::Error(Error::no_space(format!(
-                "the snapshot table is full ({} slots, heads included); delete a snapshot, or make \
-                 a store with a larger --max-snapshots",
-                self.geometry.snapshots
-            ))));
-        };
+        let slot = self.free_snapshot()?;
         self.require_block(RegionKind::Snapshots, slot)?;
         Ok(SnapshotId(slot + 1))
     }
 
-    pub(super) fn put_snapshot(&mut self, id: SnapshotId, snapshot: Snapshot) {
+    /// Fills a slot, with a snapshot that is encrypted as its parent is.
+    pub(super) fn put_snapshot(&mut self, id: SnapshotId, mut snapshot: Snapshot) {
         let parent = snapshot.parent;
+        if !parent.is_none() {
+            snapshot.family = self.snapshot(parent).family;
+        }
         self.snapshots_free.remove(id.0 - 1);
         if self.snapshots.len() < id.index() {
             self.snapshots.resize_with(id.index(), || None);
@@ -473,6 +490,7 @@ pub(super) fn new_head(volume: VolumeId, parent: SnapshotId, size: u64, birth: B
         volume,
         parent,
         flags: SNAPSHOT_HEAD,
+        family: [0; 16],
         labels: Vec::new(),
         children: BTreeSet::new(),
         layer: super::layer::SeenLayer::default(),

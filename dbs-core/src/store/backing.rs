@@ -67,7 +67,8 @@ impl Store {
         // What is refused leaves the store to those who do not know bases.
         self.inner.meta().check_new_volume(name, size)?;
         self.make_slots(2)?;
-        self.inner.announce_bases()?;
+        // Who does not know bases would read zeros in their place.
+        self.inner.announce(INCOMPAT_BACKED)?;
         let [volume, head] = self.inner.births(None);
         let births = [volume, head, self.inner.birth()];
         let end = file.size().next_multiple_of(BLOCK_BYTES);
@@ -159,16 +160,15 @@ impl Store {
 }
 
 impl Inner {
-    /// Says in the superblock that there are bases, durably and before there are any: who does not know them
-    /// would read zeros in their place.
-    fn announce_bases(&self) -> Result<()> {
+    /// Says in the superblock that there is something that everybody must know, durably and before there is any.
+    pub(super) fn announce(&self, feature: u64) -> Result<()> {
         self.check_writable()?;
         let superblock = *self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
-        if superblock.incompat & INCOMPAT_BACKED != 0 {
+        if superblock.incompat & feature != 0 {
             return Ok(());
         }
         self.look_for_command()?;
-        self.update_superblock(|superblock| superblock.incompat |= INCOMPAT_BACKED)
+        self.update_superblock(|superblock| superblock.incompat |= feature)
     }
 
     /// The files of those pieces that are in one, in order.

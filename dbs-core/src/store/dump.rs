@@ -4,6 +4,7 @@ use super::identity::uuid_text;
 use super::{Store, recover};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::crc::{crc32c, crc32c_append};
+use crate::format::slots::KeySlot;
 use crate::format::{RegionKind, labels};
 use crate::info::{Labels, VolumeLimits};
 use crate::meta::entries::Away;
@@ -18,6 +19,9 @@ use std::sync::atomic::Ordering;
 
 /// The version of dumps, which is that of the format.
 pub(super) const FORMAT: &str = "2.0.0";
+/// That of a dump with encrypted volumes. Versions that do not know keys and families refuse it: they would restore
+/// volumes that show what is encrypted as it lies there.
+pub(super) const FORMAT_ENCRYPTED: &str = "2.1.0";
 /// Entries made into JSON under one look at the metadata.
 const ENTRIES_PER_LOOK: usize = 1024;
 
@@ -111,6 +115,49 @@ pub(super) struct DumpVolume {
     pub flags: u32,
     #[serde(default, skip_serializing_if = "VolumeLimits::is_none")]
     pub limits: VolumeLimits,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<DumpKey>,
+}
+
+/// The wrapped key of an encrypted volume: only the secret of a user opens it.
+#[derive(Serialize, Deserialize)]
+pub(super) struct DumpKey {
+    method: u8,
+    secret: u8,
+    lanes: u16,
+    memory_kib: u32,
+    passes: u32,
+    salt: String,
+    wrapped: String,
+}
+
+impl DumpKey {
+    fn of(slot: &KeySlot) -> Option<Self> {
+        slot.is_some().then(|| Self {
+            method: slot.method,
+            secret: slot.secret,
+            lanes: slot.lanes.get(),
+            memory_kib: slot.memory_kib.get(),
+            passes: slot.passes.get(),
+            salt: hex(&slot.salt),
+            wrapped: hex(&slot.wrapped),
+        })
+    }
+
+    /// # Errors
+    /// `Invalid` if it is none.
+    pub fn slot(&self) -> Result<KeySlot> {
+        let wrong = || Error::invalid("the dump has a key that is none");
+        Ok(KeySlot {
+            method: self.method,
+            secret: self.secret,
+            lanes: self.lanes.into(),
+            memory_kib: self.memory_kib.into(),
+            passes: self.passes.into(),
+            salt: unhex(&self.salt).ok_or_else(wrong)?,
+            wrapped: unhex(&self.wrapped).ok_or_else(wrong)?,
+        })
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -124,6 +171,8 @@ pub(super) struct DumpSnapshot {
     pub volume: u32,
     pub parent: u32,
     pub flags: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<String>,
     pub labels: Labels,
 }
 
@@ -190,6 +239,12 @@ fn write(out: &mut dyn Write, created_ns: u64, look: Look<'_>) -> Result<()> {
     writeln!(out).map_err(|error| Error::io(error, "writing the dump failed"))
 }
 
+/// Which version a dump of it has.
+fn format_of(meta: &Meta) -> &'static str {
+    let any = meta.snapshots().any(|(_, snapshot)| snapshot.encrypted());
+    if any { FORMAT_ENCRYPTED } else { FORMAT }
+}
+
 fn of<E>(meta: &Meta, created_ns: u64, entries: E) -> Dump<E> {
     let geometry = meta.geometry;
     let regions = RegionKind::ALL.into_iter().map(|kind| (kind, geometry.region(kind)));
@@ -197,7 +252,7 @@ fn of<E>(meta: &Meta, created_ns: u64, entries: E) -> Dump<E> {
         DumpRegion { name: kind.name().to_owned(), offset: region.offset, length: region.length }
     });
     Dump {
-        format: FORMAT.to_owned(),
+        format: format_of(meta).to_owned(),
         uuid: uuid_text(&meta.identity()),
         metadata_uuid: Some(uuid_text(&meta.uuid)),
         created_ns,
@@ -228,6 +283,7 @@ fn volumes(meta: &Meta) -> Vec<DumpVolume> {
         head: volume.head.0,
         flags: volume.flags,
         limits: volume.pace.limits(),
+        key: DumpKey::of(&volume.key_slot),
     });
     volumes.collect()
 }
@@ -243,9 +299,23 @@ fn snapshots(meta: &Meta) -> Vec<DumpSnapshot> {
         volume: snapshot.volume.0,
         parent: snapshot.parent.0,
         flags: snapshot.flags,
+        family: snapshot.encrypted().then(|| hex(&snapshot.family)),
         labels: labels::decode(&snapshot.labels).unwrap_or_default(),
     });
     snapshots.collect()
+}
+
+/// Bytes as digits.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// As many bytes as there have to be, from digits.
+pub(super) fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16).map(|digit| digit as u8);
+    let digits: Option<Vec<_>> = text.as_bytes().iter().map(digit).collect();
+    let bytes: Vec<_> = digits?.chunks(2).map(|pair| pair[0] << 4 | pair[pair.len() - 1]).collect();
+    bytes.try_into().ok().filter(|_| text.len() == 2 * N)
 }
 
 /// The entries, some at a time.

@@ -5,7 +5,7 @@ use crate::format::labels;
 use crate::format::slots::{
     SNAPSHOT_PROTECTED, SNAPSHOT_RETIRED, SNAPSHOT_USER_CREATED, VOLUME_REBUILDING,
 };
-use crate::info::{SnapshotInfo, Usage, VolumeInfo};
+use crate::info::{EncryptionInfo, SnapshotInfo, Usage, VolumeInfo};
 use crate::meta::base::BASE_LABEL;
 use crate::meta::{Meta, Snapshot};
 use crate::units::{SnapshotId, VolumeId};
@@ -52,6 +52,11 @@ pub(crate) fn volume_info(meta: &Meta, id: VolumeId) -> VolumeInfo {
         revision: volume.revision,
         limits: volume.pace.limits(),
         backing: base.map(|base| identity_of(meta, base)),
+        encryption: meta.is_encrypted(id).then(|| EncryptionInfo {
+            secret: volume.key_slot.secret_kind().to_owned(),
+            locked: volume.key.is_none(),
+            family: uuid_text(&meta.snapshot(volume.head).family),
+        }),
         usage: Usage::default(),
     }
 }

@@ -11,6 +11,7 @@ mod commit;
 mod diff;
 mod dump;
 mod elsewhere;
+mod encryption;
 mod expected;
 mod extents;
 pub(crate) mod facts;
@@ -57,6 +58,7 @@ pub use identity::{is_same_place, parse_uuid, peek_key, peek_place, peek_uuid, u
 pub use repair::{OpenRepair, Repair, RepairOptions};
 pub use turns::Wake;
 
+use crate::crypt::Secret;
 use crate::error::{Error, Result};
 use crate::format::{RegionKind, Superblock};
 use crate::info::Labels;
@@ -108,6 +110,8 @@ pub struct OpenOptions {
     pub lookup_memory: Option<u64>,
     /// Files that volumes rest on, for as long as the store is open ([`Store::attach_backing`]).
     pub backing: Vec<Arc<dyn Backing>>,
+    /// Unlocks encrypted volumes when they are opened: those whose secret it is ([`Store::unlock`]).
+    pub secret: Option<Secret>,
 }
 
 impl OpenOptions {
@@ -216,6 +220,10 @@ pub(crate) struct Inner {
     files: Mutex<backing::Files>,
     /// Those that were given with the options.
     given: OnceLock<Vec<Arc<dyn Backing>>>,
+    /// The secret that was given with them.
+    secret: OnceLock<Secret>,
+    /// Volumes that it is not tried for.
+    not_secret: Mutex<encryption::NotGiven>,
     /// Which file or device this is, as long as the system runs.
     place: OnceLock<String>,
 }

@@ -76,6 +76,10 @@ impl Store {
             store.set_checksum_cache(bytes);
         }
         store.keep_backing(&options.backing);
+        if let Some(secret) = &options.secret {
+            // Once, when it is opened.
+            let _ = store.inner.secret.set(secret.clone());
+        }
         if let Some(warning) = warning {
             store.inner.warn(warning);
         }
@@ -233,6 +237,8 @@ impl Store {
             stills: Default::default(),
             files: Default::default(),
             given: Default::default(),
+            secret: Default::default(),
+            not_secret: Default::default(),
             place: Default::default(),
         });
         if let Some(sums) = &mut inner.meta().sums {

@@ -1,6 +1,6 @@
 //! Metadata from a dump, for a store whose own is lost and whose data is there.
 
-use super::dump::{DumpEntry, FORMAT};
+use super::dump::{DumpEntry, DumpKey, DumpSnapshot, DumpVolume, FORMAT, FORMAT_ENCRYPTED, unhex};
 use super::identity::parse_uuid;
 use super::pages::Pages;
 use super::recover;
@@ -9,9 +9,10 @@ use super::{IoDriver, Store, TailPlace};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::geometry::REGION_KINDS;
 use crate::format::journal::Scan;
-use crate::format::slots::SNAPSHOT_BACKED;
-use crate::format::slots::{self, SnapshotSlot, VolumeSlot};
-use crate::format::superblock::{INCOMPAT_BACKED, INCOMPAT_GROUPS, INCOMPAT_LOST, Superblock};
+use crate::format::slots::{self, KeySlot, SNAPSHOT_BACKED, SnapshotSlot, VolumeSlot};
+use crate::format::superblock::{
+    INCOMPAT_BACKED, INCOMPAT_ENCRYPTED, INCOMPAT_GROUPS, INCOMPAT_LOST, Superblock,
+};
 use crate::format::{Geometry, Region, RegionKind, entry, labels};
 use crate::info::{RepairKind, RepairReport, RepairStep};
 use crate::io::reading::ReadBy;
@@ -110,9 +111,12 @@ impl Store {
         }
         let marks = superblock.clean_marks;
         slots_are_worth_their_memory(&dump, length)?;
-        let has_bases = dump.snapshots.iter().any(|snapshot| snapshot.flags & SNAPSHOT_BACKED != 0);
-        let superblock =
-            Superblock { incompat: if has_bases { INCOMPAT_BACKED } else { 0 }, ..superblock };
+        let has = |what: fn(&DumpSnapshot) -> bool, feature: u64| {
+            if dump.snapshots.iter().any(what) { feature } else { 0 }
+        };
+        let incompat = has(|snapshot| snapshot.flags & SNAPSHOT_BACKED != 0, INCOMPAT_BACKED)
+            | has(|snapshot| snapshot.family.is_some(), INCOMPAT_ENCRYPTED);
+        let superblock = Superblock { incompat, ..superblock };
         let mut loader = Loader::new(&superblock, Scan::default());
         fill(&mut loader, &dump, &geometry)?;
         let (meta, _) = loader.finish(0, [0; 16]).map_err(|error| error.context("the dump"))?;
@@ -151,8 +155,11 @@ fn parse(bytes: &[u8]) -> Result<Dump> {
              changed it on purpose, remove its last field, `crc32c`",
         ));
     }
-    if dump.format != FORMAT {
-        return Err(Error::invalid(format!("a dump of format {}, not {FORMAT}", dump.format)));
+    if ![FORMAT, FORMAT_ENCRYPTED].contains(&dump.format.as_str()) {
+        return Err(Error::invalid(format!(
+            "a dump of format {}, not {FORMAT} or {FORMAT_ENCRYPTED}",
+            dump.format
+        )));
     }
     Ok(dump)
 }
@@ -229,22 +236,7 @@ fn fill(loader: &mut Loader, dump: &Dump, geometry: &Geometry) -> Result<()> {
         if !below(RegionKind::Volumes, index) {
             return Err(outside("volume", volume.id));
         }
-        let (uuid, (name, name_bytes)) = identity(&volume.uuid, &volume.name)?;
-        let slot = VolumeSlot {
-            uuid,
-            size: volume.size.into(),
-            created_ns: volume.created_ns.into(),
-            revision: volume.revision.into(),
-            head: volume.head.into(),
-            flags: volume.flags.into(),
-            name,
-            limit_iops: volume.limits.iops.into(),
-            limit_burst_seconds: volume.limits.burst_seconds.into(),
-            limit_bandwidth: volume.limits.bandwidth.into(),
-            name_bytes,
-            ..VolumeSlot::new_zeroed()
-        };
-        loader.set_volume(index, slot);
+        loader.set_volume(index, volume_slot(volume)?);
     }
     for snapshot in &dump.snapshots {
         let index = snapshot.id.wrapping_sub(1);
@@ -261,6 +253,7 @@ fn fill(loader: &mut Loader, dump: &Dump, geometry: &Geometry) -> Result<()> {
             parent: snapshot.parent.into(),
             flags: snapshot.flags.into(),
             used: 1,
+            family: family_of(snapshot)?,
             name,
             name_bytes,
             ..SnapshotSlot::new_zeroed()
@@ -285,6 +278,31 @@ fn fill(loader: &mut Loader, dump: &Dump, geometry: &Geometry) -> Result<()> {
         loader.set_entry(region, index, &parsed);
     }
     Ok(())
+}
+
+fn volume_slot(volume: &DumpVolume) -> Result<VolumeSlot> {
+    let (uuid, (name, name_bytes)) = identity(&volume.uuid, &volume.name)?;
+    Ok(VolumeSlot {
+        uuid,
+        size: volume.size.into(),
+        created_ns: volume.created_ns.into(),
+        revision: volume.revision.into(),
+        head: volume.head.into(),
+        flags: volume.flags.into(),
+        name,
+        limit_iops: volume.limits.iops.into(),
+        limit_burst_seconds: volume.limits.burst_seconds.into(),
+        limit_bandwidth: volume.limits.bandwidth.into(),
+        key: volume.key.as_ref().map_or_else(|| Ok(KeySlot::new_zeroed()), DumpKey::slot)?,
+        name_bytes,
+        ..VolumeSlot::new_zeroed()
+    })
+}
+
+fn family_of(snapshot: &DumpSnapshot) -> Result<[u8; 16]> {
+    let Some(text) = &snapshot.family else { return Ok([0; 16]) };
+    let family = unhex(text).filter(|family| *family != [0; 16]);
+    family.ok_or_else(|| Error::invalid("the dump has an impossible family of keys"))
 }
 
 /// An entry in bytes.

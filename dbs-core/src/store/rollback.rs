@@ -61,7 +61,11 @@ impl Store {
             meta.volume(id).size > meta.snapshot(to).size
         };
         let edge = match edge.filter(|_| grows) {
-            Some(block) => Some(self.place_block(base.size() / BLOCK_BYTES, &block)?),
+            Some(block) => {
+                let number = base.size() / BLOCK_BYTES;
+                let encrypted = base.encrypt(number * BLOCK_BYTES, &block)?;
+                Some(self.place_block(number, encrypted.as_deref().unwrap_or(&block))?)
+            }
             None => None,
         };
         let taken = self.inner.step_in_group(|meta| {

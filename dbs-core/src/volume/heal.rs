@@ -41,6 +41,8 @@ impl Volume {
     /// Heals the block at `offset`; whether it had to be.
     fn heal_block(&self, offset: u64, copy: &[u8]) -> Result<bool> {
         let block = offset / BLOCK_BYTES;
+        let encrypted = self.encrypt(offset, copy)?;
+        let copy = encrypted.as_deref().unwrap_or(copy);
         let mut held = Request::new();
         let without_sums = !self.store().has_sums;
         if without_sums {

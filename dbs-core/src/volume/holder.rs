@@ -57,6 +57,7 @@ impl Store {
     /// # Errors
     /// `NotFound`; `Invalid` if it is not rebuilding; `Busy` if somebody has it open.
     pub fn open_to_fill(&self, name: &str, holder: Option<Holder>) -> Result<Volume> {
+        self.unlock_with_given(name);
         let since_ns = self.inner.now_ns();
         let mut meta = self.inner.meta();
         let volume = meta.find_volume(name)?;
@@ -64,12 +65,13 @@ impl Store {
             return Err(Error::invalid(format!("volume `{name}` is complete: nobody may fill it")));
         }
         meta.check_closed(volume)?;
+        meta.check_not_locked(volume)?;
         meta.opened(volume, None);
-        let pace = Arc::clone(&meta.volume(volume).pace);
+        let (pace, encrypted) = (Arc::clone(&meta.volume(volume).pace), meta.is_encrypted(volume));
         let holder = holder.map(|holder| meta.add_holder(Target::Volume(volume), holder, since_ns));
         drop(meta);
         let (store, spec) = (Arc::clone(&self.inner), name.to_owned());
-        let handle = Handle { store, volume, snapshot: None, spec, pace, holder };
+        let handle = Handle { store, volume, snapshot: None, spec, pace, encrypted, holder };
         Ok(Volume { handle: Arc::new(handle) })
     }
 
@@ -89,6 +91,7 @@ impl Store {
     }
 
     fn open_volume(&self, spec: &str, holder: Option<Holder>) -> Result<Volume> {
+        self.unlock_with_given(spec);
         let since_ns = holder.as_ref().map_or(0, |_| self.inner.now_ns());
         let mut meta = self.inner.meta();
         let (volume, snapshot) = match names::split(spec)? {
@@ -99,23 +102,41 @@ impl Store {
             }
         };
         meta.opened(volume, snapshot);
-        let pace = Arc::clone(&meta.volume(volume).pace);
+        let (pace, encrypted) = (Arc::clone(&meta.volume(volume).pace), meta.is_encrypted(volume));
         let target = snapshot.map_or(Target::Volume(volume), |id| Target::Snapshot(volume, id));
         let holder = holder.map(|holder| meta.add_holder(target, holder, since_ns));
         drop(meta);
         let (store, spec) = (Arc::clone(&self.inner), spec.to_owned());
-        Ok(Volume { handle: Arc::new(Handle { store, volume, snapshot, spec, pace, holder }) })
+        let handle = Handle { store, volume, snapshot, spec, pace, encrypted, holder };
+        Ok(Volume { handle: Arc::new(handle) })
     }
 }
 
 impl Volume {
-    /// The same, unless it is a volume whose content is incomplete, or a snapshot of one. Of a volume that is
+    /// The same, unless it is locked, or a volume whose content is incomplete, or a snapshot of one. Of a volume that is
     /// received, which has a snapshot with the name [`RECEIVING`], the snapshots are complete. Nobody begins to
     /// fill the volume as long as a handle of the volume itself lives.
     ///
     /// # Errors
-    /// `Busy` for a volume that is rebuilding, and for its snapshots.
+    /// `Busy` for a volume that is rebuilding, and for its snapshots; `Locked`.
     pub fn complete(self) -> Result<Self> {
+        self.check_not_locked()?;
+        self.whole()
+    }
+
+    /// Refuses a volume that is locked, or a snapshot of one.
+    ///
+    /// # Errors
+    /// `Locked`; `Corrupt` if its key is lost.
+    pub fn check_not_locked(&self) -> Result<()> {
+        self.store().meta().check_not_locked(self.ids().0)
+    }
+
+    /// As [`Volume::complete`], also of one that is locked: for who holds it, and reads and writes nothing yet.
+    ///
+    /// # Errors
+    /// `Busy`, as there.
+    pub fn whole(self) -> Result<Self> {
         let (id, snapshot) = self.ids();
         let meta = self.store().meta();
         let volume = meta.volume(id);

@@ -27,6 +27,7 @@ impl Store {
     /// # Errors
     /// `NotFound`.
     pub fn layer(&self, volume: &str, snapshot: Option<&str>) -> Result<Layer> {
+        self.unlock_with_given(volume);
         let mut meta = self.inner.meta();
         let (volume_id, id) = match snapshot {
             None => (meta.find_volume(volume)?, None),
@@ -36,10 +37,12 @@ impl Store {
             }
         };
         meta.opened(volume_id, id);
-        let pace = Arc::clone(&meta.volume(volume_id).pace);
+        let (pace, encrypted) =
+            (Arc::clone(&meta.volume(volume_id).pace), meta.is_encrypted(volume_id));
         let spec = snapshot.map_or_else(|| volume.to_owned(), |name| format!("{volume}@{name}"));
         let store = Arc::clone(&self.inner);
-        let handle = Handle { store, volume: volume_id, snapshot: id, spec, pace, holder: None };
+        let (volume, snapshot) = (volume_id, id);
+        let handle = Handle { store, volume, snapshot, spec, pace, encrypted, holder: None };
         Ok(Layer { handle: Arc::new(handle) })
     }
 }
@@ -89,8 +92,10 @@ impl Layer {
         self.check_range(offset, buf.len() as u64)?;
         let name = || format!("the layer `{}`", self.handle.spec);
         self.handle.store.read_in_steps(offset, buf, &name, |meta, at, length, out| {
-            let span = meta.span(self.id(meta));
-            meta.plan_span_read(&span, blocks_of(at, length), out)
+            let id = self.id(meta);
+            let span = meta.span(id);
+            meta.plan_span_read(&span, blocks_of(at, length), out)?;
+            Ok(meta.key_for(id)?)
         })
     }
 

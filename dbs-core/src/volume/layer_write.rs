@@ -82,6 +82,8 @@ impl Layer {
     fn write_step(&self, owner: SnapshotId, offset: u64, buf: &[u8]) -> Result<bool> {
         let store = &self.handle.store;
         let blocks = blocks_of(offset, buf.len() as u64);
+        let encrypted = self.encrypt(owner, offset, buf)?;
+        let buf = encrypted.as_deref().unwrap_or(buf);
         // With checksums, writes to the same blocks take their turns.
         let _hold = store.hold_in(self.space(), blocks.clone(), store.has_sums);
         let mut pieces = Vec::new();
@@ -139,6 +141,19 @@ impl Layer {
             return Err(failed(error));
         }
         Ok(finish() || early)
+    }
+
+    /// What is to be stored in place of bytes at `offset`; none if that is the bytes themselves.
+    fn encrypt(&self, owner: SnapshotId, offset: u64, bytes: &[u8]) -> Result<Option<AlignedBuf>> {
+        if !self.handle.encrypted {
+            return Ok(None);
+        }
+        let key = self.handle.store.meta().key_for(owner)?;
+        Ok(key.map(|key| {
+            let mut buf = AlignedBuf::copy_of(bytes);
+            key.encrypt(offset, &mut buf);
+            buf
+        }))
     }
 
     /// Claims all blocks of a write, or none of them.

@@ -49,6 +49,8 @@ struct Handle {
     snapshot: Option<SnapshotId>,
     spec: String,
     pace: Arc<Pace>,
+    /// What it holds is encrypted; that never changes.
+    encrypted: bool,
     /// Its number, if it is open in somebody's name.
     holder: Option<u64>,
 }
@@ -280,7 +282,27 @@ impl Volume {
 
     fn check_writable(&self, offset: u64, length: u64) -> Result<()> {
         self.check_unlocked()?;
+        if self.handle.encrypted {
+            self.store().shared().check_not_locked(self.handle.volume)?;
+        }
         self.check_range(offset, length)
+    }
+
+    /// What is to be stored in place of bytes at `offset`, in memory of its own, as the caller's is not to be changed;
+    /// none if that is the bytes themselves.
+    pub(crate) fn encrypt(&self, offset: u64, bytes: &[u8]) -> Result<Option<AlignedBuf>> {
+        if !self.handle.encrypted {
+            return Ok(None);
+        }
+        let key = {
+            let meta = self.store().shared();
+            meta.key_for(self.source(&meta))?
+        };
+        Ok(key.map(|key| {
+            let mut buf = AlignedBuf::copy_of(bytes);
+            key.encrypt(offset, &mut buf);
+            buf
+        }))
     }
 
     /// Whether the volume may be written at all. Who asks with the metadata locked knows that no write
@@ -305,7 +327,9 @@ impl Volume {
             if checked {
                 self.check_range_in(meta, part.offset, length)?;
             }
-            meta.plan_read(self.source(meta), blocks_of(part.offset, length), pieces)
+            let source = self.source(meta);
+            meta.plan_read(source, blocks_of(part.offset, length), pieces)?;
+            Ok(meta.key_for(source)?)
         })
     }
 
@@ -322,8 +346,15 @@ impl Volume {
         Ok(must_commit)
     }
 
-    /// Transfers and finishes a write; whether a commit must follow.
+    /// Transfers and finishes a write; whether a commit must follow. Every blocking write of data to a head comes here,
+    /// and is encrypted here, before its checksums are taken.
     fn write_started(&self, buf: &[u8], request: &mut Request) -> Result<bool> {
+        let encrypted = match self.handle.encrypted {
+            true => self.encrypt(request.first_block() * BLOCK_BYTES, buf),
+            false => Ok(None),
+        };
+        let encrypted = encrypted.inspect_err(|_| request.cancel())?;
+        let buf = encrypted.as_deref().unwrap_or(buf);
         request.seal(buf);
         let writes: Vec<_> = request
             .segments()

@@ -82,6 +82,7 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Invalid`.
     pub fn observe(&self, spec: &str) -> Result<Observer> {
+        self.unlock_with_given(spec);
         let meta = self.inner.meta();
         match names::split(spec)? {
             (name, None) => Ok(self.observe_head(&meta, meta.find_volume(name)?)),
@@ -95,6 +96,7 @@ impl Store {
     /// Looks at all volumes, in the order of their names.
     #[must_use]
     pub fn observe_volumes(&self) -> Vec<(String, Observer)> {
+        self.unlock_all_with_given();
         let meta = self.inner.meta();
         let all = meta.volumes();
         let mut found: Vec<_> =
@@ -223,7 +225,7 @@ impl Observer {
     /// Fills `buf` from `offset`, both in sectors.
     ///
     /// # Errors
-    /// `NotFound` if it was deleted, `Invalid` outside its size or unaligned, `Io`.
+    /// `NotFound` if it was deleted, `Invalid` outside its size or unaligned, `Locked`, `Io`.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         let store = &self.watched.store;
         store.read_in_steps(
@@ -233,7 +235,8 @@ impl Observer {
             |meta, at, length, out| {
                 let id = self.find(meta)?;
                 check_range(meta, id, at, length)?;
-                meta.plan_read(id, blocks_of(at, length), out)
+                meta.plan_read(id, blocks_of(at, length), out)?;
+                Ok(meta.key_for(id)?)
             },
         )
     }

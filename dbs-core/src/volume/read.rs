@@ -1,12 +1,15 @@
 //! Blocking reads, of whatever is opened: one plan under one look at the metadata, one batch of device
-//! reads, and the fence around both.
+//! reads, and the fence around both. Every blocking read of data goes this way, and what is encrypted is decrypted
+//! here, after its checksums were compared.
 
 use super::{ReadPart, blocks_of};
+use crate::crypt::DataKey;
 use crate::error::Result;
 use crate::io::ReadRequest;
 use crate::limits::EXTENTS_PER_WRITE;
 use crate::meta::plan::ReadPiece;
 use crate::meta::{Meta, Step};
+use crate::sabotage::{self, Bug};
 use crate::store::backing::read_file;
 use crate::store::{Backing, Inner};
 use crate::units::{BLOCK_BYTES, VolumeId};
@@ -20,7 +23,7 @@ impl Inner {
         offset: u64,
         buf: &mut [u8],
         name: &dyn Fn() -> String,
-        mut plan: impl FnMut(&mut Meta, u64, u64, &mut Vec<ReadPiece>) -> Step<()>,
+        mut plan: impl FnMut(&mut Meta, u64, u64, &mut Vec<ReadPiece>) -> Step<MaybeKey>,
     ) -> Result<()> {
         let step = EXTENTS_PER_WRITE * self.extent_bytes;
         let (mut at, mut rest) = (offset, buf);
@@ -39,7 +42,7 @@ impl Inner {
     }
 
     /// Fills the buffers of `parts` from where `plan` finds their blocks, all planned at one moment.
-    /// `name` is what errors call the source; the reads of `volume` are counted.
+    /// It says what decrypts them, too. `name` is what errors call the source; the reads of `volume` are counted.
     ///
     /// # Errors
     /// Those of `plan`; `Io`, `Damaged`.
@@ -48,17 +51,17 @@ impl Inner {
         parts: &mut [ReadPart<'_>],
         name: &dyn Fn() -> String,
         volume: Option<VolumeId>,
-        mut plan: impl FnMut(&mut Meta, &ReadPart<'_>, &mut Vec<ReadPiece>) -> Step<()>,
+        mut plan: impl FnMut(&mut Meta, &ReadPart<'_>, &mut Vec<ReadPiece>) -> Step<MaybeKey>,
     ) -> Result<()> {
         // Pieces of all parts one after the other, and where those of each end.
         let (mut pieces, mut ends) = (Vec::new(), Vec::with_capacity(parts.len()));
-        let (fenced, files) = self.look(|meta| {
-            let mut found = Vec::new();
+        let (fenced, files, key) = self.look(|meta| {
+            let (mut found, mut key) = (Vec::new(), None);
             pieces.clear();
             ends.clear();
             for part in &*parts {
                 found.clear();
-                plan(meta, part, &mut found)?;
+                key = plan(meta, part, &mut found)?;
                 pieces.append(&mut found);
                 ends.push(pieces.len());
             }
@@ -70,7 +73,7 @@ impl Inner {
             }
             let any = pieces.iter().any(|piece| piece.address.is_some());
             let files = self.files_of(meta, &pieces)?;
-            Ok((any.then(|| self.fence(meta)), files))
+            Ok((any.then(|| self.fence(meta)), files, key))
         })?;
         let mut files = files.iter();
         let (mut reads, mut in_files) = (Vec::with_capacity(pieces.len()), Vec::new());
@@ -94,7 +97,32 @@ impl Inner {
             let place = |address| place_of(parts, &ends, &pieces, address);
             self.read_error_at(fault, place, || format!("reading {} failed", name()))
         })?;
+        if let Some(key) = key {
+            decrypt(&key, parts, &ends, &pieces);
+        }
         in_files
+    }
+}
+
+/// What decrypts data, if it is encrypted.
+pub(super) type MaybeKey = Option<Arc<DataKey>>;
+
+/// Decrypts what was read from the device.
+fn decrypt(key: &DataKey, parts: &mut [ReadPart<'_>], ends: &[usize], pieces: &[ReadPiece]) {
+    let mut first = 0;
+    for (part, end) in parts.iter_mut().zip(ends) {
+        let (mut at, mut rest) = (part.offset, &mut *part.buf);
+        for piece in &pieces[first..*end] {
+            let length = (piece.blocks * BLOCK_BYTES - at % BLOCK_BYTES).min(rest.len() as u64);
+            let (buf, after) = rest.split_at_mut(length as usize);
+            if let Some(place) = piece.address {
+                let number =
+                    if sabotage::is(Bug::TweakByPlace) { place + at % BLOCK_BYTES } else { at };
+                key.decrypt(number, buf);
+            }
+            (at, rest) = (at + length, after);
+        }
+        first = *end;
     }
 }
 

@@ -263,6 +263,17 @@ impl Request {
         must_commit
     }
 
+    /// The first block of a planned write, counted in its volume.
+    pub(super) fn first_block(&self) -> u64 {
+        let Some(Running { handle, .. }) = &self.running else { panic!("no write is under way") };
+        let per_extent = handle.store.extent_bytes as u64 / BLOCK_BYTES;
+        let first = &self.writes[0];
+        if sabotage::is(Bug::TweakByPlace) {
+            return first.address / BLOCK_BYTES;
+        }
+        u64::from(first.logical) * per_extent + u64::from(first.blocks.start)
+    }
+
     fn clear(&mut self) {
         assert!(self.running.is_none(), "the request is under way");
         self.sums.clear();

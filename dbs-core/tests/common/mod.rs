@@ -293,6 +293,11 @@ impl Env for FixedEnv {
         fastrand::Rng::with_seed(seed).u128(..).to_le_bytes()
     }
 
+    fn secret(&self, bytes: &mut [u8]) -> dbs_core::Result<()> {
+        fastrand::Rng::with_seed(self.0.fetch_add(1, Ordering::Relaxed)).fill(bytes);
+        Ok(())
+    }
+
     fn boot_id(&self) -> [u8; 16] {
         [7; 16]
     }

@@ -14,6 +14,7 @@ mod backing;
 mod checksum_faults;
 mod checksums;
 mod durability;
+mod encryption;
 mod examples;
 mod extents;
 mod full;

@@ -8,6 +8,7 @@
 
 mod meant;
 mod run;
+mod secret;
 mod usage;
 
 use dbs_core::info::{Labels, MapRange};
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use run::{execute, list};
+pub use secret::Given;
 
 /// Name of the marker snapshot. A volume that has it and is rebuilding is being received.
 pub use dbs_core::volume::RECEIVING as MARKER;
@@ -122,6 +124,31 @@ pub enum Request {
         /// It is about to be filled: nobody else can open it before [`Request::VolumeComplete`].
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         rebuilding: bool,
+    },
+    /// Creates an empty volume whose data is encrypted: `VolumeInfo`. It is unlocked.
+    #[serde(rename = "volume.create_encrypted")]
+    VolumeCreateEncrypted {
+        /// Name of the new volume.
+        volume: String,
+        /// Provisioned size, a multiple of 512.
+        size: u64,
+        /// What unlocks it.
+        secret: Given,
+    },
+    /// Unlocks an encrypted volume until it is locked, or the store is closed: `VolumeInfo`.
+    #[serde(rename = "volume.unlock")]
+    VolumeUnlock { volume: String, secret: Given },
+    /// Forgets the key of an encrypted volume: `VolumeInfo`.
+    #[serde(rename = "volume.lock")]
+    VolumeLock { volume: String },
+    /// Gives an encrypted volume another secret: `VolumeInfo`.
+    #[serde(rename = "volume.rekey")]
+    VolumeRekey {
+        volume: String,
+        /// The present one.
+        secret: Given,
+        /// The new one.
+        new: Given,
     },
     /// Says that a volume that was being filled is complete: `VolumeInfo`.
     #[serde(rename = "volume.complete")]
@@ -418,6 +445,8 @@ impl Request {
                 | Self::VolumeMap { .. }
                 | Self::VolumeDiff { .. }
                 | Self::VolumeRelease { dry_run: true, .. }
+                | Self::VolumeUnlock { .. }
+                | Self::VolumeLock { .. }
                 | Self::SnapshotList { .. }
                 | Self::SnapshotShow { .. }
                 | Self::DeviceList

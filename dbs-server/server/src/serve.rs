@@ -440,6 +440,9 @@ impl StoreService {
                 let mut value = executed?;
                 self.found.note(request, &value);
                 self.devices.follow(request, settled);
+                if let Request::VolumeUnlock { .. } = request {
+                    self.devices.recover_left()?;
+                }
                 if let Request::VolumeResize { volume, .. } = request
                     && let Some(size) = self.devices.size(volume)
                 {
@@ -553,8 +556,8 @@ pub fn execute_logged(
     if request.writes() {
         let took = format!("{:.3}", begun.elapsed().as_secs_f64());
         match &result {
-            Ok(_) => log::info("command", &[("request", &text(request)), ("seconds", &took)]),
-            Err(e) => log::warn("command", &[("request", &text(request)), ("error", e)]),
+            Ok(_) => log::info("command", &[("request", &request.for_log()), ("seconds", &took)]),
+            Err(e) => log::warn("command", &[("request", &request.for_log()), ("error", e)]),
         }
     }
     result
@@ -562,10 +565,6 @@ pub fn execute_logged(
 
 fn encode(value: &impl serde::Serialize) -> Result<Value> {
     serde_json::to_value(value).map_err(|e| Error::invalid(format!("encoding a result: {e}")))
-}
-
-fn text(request: &Request) -> String {
-    serde_json::to_string(request).unwrap_or_default()
 }
 
 /// What else housekeeping does in each round, at least once in an interval.

@@ -221,6 +221,7 @@ impl StoreAccess for MemoryStore {
                 revision: 0,
                 limits: Default::default(),
                 backing: None,
+                encryption: None,
                 usage: Usage::default(),
             })
         })

@@ -315,10 +315,22 @@ impl Devices {
         Ok(())
     }
 
+    /// As [`Devices::recover`], if there are devices that could not be taken over: what stood in the way may be gone.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn recover_left(self: &Arc<Self>) -> Result<()> {
+        let any = !lock(&self.left).is_empty();
+        if any { self.recover() } else { Ok(()) }
+    }
+
     fn recover_all(&self) {
         let Some(key) = self.store.key() else { return };
         for record in records(&self.runtime_dir, Some(&key)) {
             let (id, device) = (record.id, block_path(record.id));
+            if lock(&self.serving).contains_key(&id) {
+                continue;
+            }
             let spec = record.spec();
             let fields: [(&str, &dyn std::fmt::Display); 2] =
                 [("volume", &spec), ("device", &device.display())];
@@ -379,10 +391,16 @@ impl Devices {
             Err(error) => return Err(explain(error, &doing)),
         }
         let handle = find_again(&self.store, &mut record)?;
-        let volume = match lock(&self.left).get(&record.id) {
-            Some(volume) => volume.clone(),
+        let held = lock(&self.left).get(&record.id).cloned();
+        let volume = match held {
+            Some(volume) => volume,
             None => hold(&self.store, &mut record)?,
         };
+        if let Err(locked) = volume.check_not_locked() {
+            // Its users wait until somebody unlocks it: they would get errors else.
+            lock(&self.left).insert(record.id, volume);
+            return Err(locked);
+        }
         let target = self.target(handle, record.read_only)?;
         if self.store.lost_tail().is_some() {
             target.lost.store(true, Ordering::SeqCst);

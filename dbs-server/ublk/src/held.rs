@@ -25,7 +25,8 @@ pub(super) fn find_again(store: &Store, record: &mut Record) -> Result<Volume> {
 ///
 /// # Errors
 /// As [`find_again`]; `Busy` if the volume is incomplete. A snapshot was complete when its device was made: the
-/// device does not end because the volume is rebuilt now.
+/// device does not end because the volume is rebuilt now. One that is locked is held, too: what its users have not
+/// written yet belongs to what is there.
 pub(super) fn hold(store: &Store, record: &mut Record) -> Result<Volume> {
     look_up(store, record)?;
     let spec = record.spec();
@@ -38,7 +39,7 @@ pub(super) fn hold(store: &Store, record: &mut Record) -> Result<Volume> {
         remedy: format!("detach it first: `dbs detach {spec}`"),
     };
     let volume = store.volume_for(&spec, holder)?;
-    if record.snapshot.is_some() { Ok(volume) } else { volume.complete() }
+    if record.snapshot.is_some() { Ok(volume) } else { volume.whole() }
 }
 
 fn look_up(store: &Store, record: &mut Record) -> Result<()> {
@@ -211,6 +212,27 @@ mod tests {
         assert!(hold_those(&store, records.clone(), |_| false).is_empty());
         store.delete_volume("b").unwrap();
         assert!(hold_those(&store, records, |_| true).is_empty());
+    }
+
+    #[test]
+    fn a_device_that_waits_keeps_a_volume_that_is_locked() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        store.delete_volume("a").unwrap();
+        store.create_encrypted("a", 8 << 20, &dbs_core::Secret::KeyFile([1; 32].into())).unwrap();
+        store.create_snapshot("a", "s", &Default::default()).unwrap();
+        store.lock("a").unwrap();
+        let records = vec![record(&store, 12, None), record(&store, 13, Some("s"))];
+        let held = hold_those(&store, records, |_| true);
+        assert_eq!(held.keys().copied().collect::<Vec<_>>(), [12, 13]);
+        // No key is needed for these.
+        for refused in
+            [store.rollback("a", "s"), store.resize_volume("a", 4096), store.delete_volume("a")]
+        {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::Busy);
+        }
+        assert!(check_unwritten(&store, "a").is_err());
+        assert_eq!(held[&12].check_not_locked().unwrap_err().kind(), ErrorKind::Locked);
     }
 
     #[test]

@@ -81,6 +81,8 @@ mod tests {
             ("volume.complete", volume.clone()),
             ("volume.flatten", volume.clone()),
             ("volume.set", json!({"volume": "v", "iops": 1})),
+            ("volume.unlock", json!({"volume": "v", "secret": {"passphrase": "x"}})),
+            ("volume.lock", volume.clone()),
             ("volume.rename", json!({"volume": "v", "new": "w"})),
             ("volume.delete", json!({"volume": "v", "uuid": "x", "rebuilding": true})),
             (

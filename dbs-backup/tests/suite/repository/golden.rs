@@ -11,7 +11,7 @@ fn kinds() -> [(&'static str, Option<Secret>); 3] {
     [
         ("plain", None),
         ("passphrase", Some(passphrase())),
-        ("key-file", Some(Secret::KeyFile([3; 32]))),
+        ("key-file", Some(Secret::KeyFile([3; 32].into()))),
     ]
 }
 

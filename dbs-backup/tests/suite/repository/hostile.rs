@@ -68,7 +68,7 @@ fn check_noticed(
 
 #[test]
 fn altered_and_truncated_objects() {
-    for secret in [None, Some(Secret::KeyFile([3; 32]))] {
+    for secret in [None, Some(Secret::KeyFile([3; 32].into()))] {
         let (objects, volume) = repository(secret.as_ref());
         read_all(&objects, secret.as_ref(), &volume).unwrap();
         for path in objects.paths() {
@@ -92,7 +92,7 @@ fn altered_and_truncated_objects() {
 /// Each byte of blobs and manifests matters.
 #[test]
 fn every_byte_of_blobs_and_manifests() {
-    for secret in [None, Some(Secret::KeyFile([3; 32]))] {
+    for secret in [None, Some(Secret::KeyFile([3; 32].into()))] {
         let (objects, volume) = repository(secret.as_ref());
         for path in objects.paths() {
             let content = objects.content(&path).unwrap();
@@ -176,10 +176,10 @@ fn objects_that_are_gone() {
 #[test]
 fn a_wrong_key_opens_nothing() {
     let secrets = [
-        Secret::Passphrase("one".to_owned()),
-        Secret::Passphrase("two".to_owned()),
-        Secret::KeyFile([1; 32]),
-        Secret::KeyFile([2; 32]),
+        Secret::Passphrase("one".to_owned().into()),
+        Secret::Passphrase("two".to_owned().into()),
+        Secret::KeyFile([1; 32].into()),
+        Secret::KeyFile([2; 32].into()),
     ];
     for secret in &secrets {
         let (objects, volume) = repository(Some(secret));

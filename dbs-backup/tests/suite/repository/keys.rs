@@ -5,7 +5,7 @@ use super::*;
 const FAULTS: [Fault; 4] = [Fault::Fail, Fault::Cut, Fault::CutAfter, Fault::Lost];
 
 fn key_file(byte: u8) -> Secret {
-    Secret::KeyFile([byte; 32])
+    Secret::KeyFile([byte; 32].into())
 }
 
 /// The names of the keys, the one in use first.

@@ -24,11 +24,11 @@ const LONG: Duration = Duration::from_secs(100_000);
 
 /// A way to keep a repository.
 fn ways() -> [Option<Secret>; 3] {
-    [None, Some(passphrase()), Some(Secret::KeyFile([3; 32]))]
+    [None, Some(passphrase()), Some(Secret::KeyFile([3; 32].into()))]
 }
 
 fn passphrase() -> Secret {
-    Secret::Passphrase("correct horse".to_owned())
+    Secret::Passphrase("correct horse".to_owned().into())
 }
 
 /// Makes a repository.

@@ -74,8 +74,8 @@ struct New {
 impl Add {
     fn run(self, context: &Context) -> Result<()> {
         let secret = match (&self.new.passphrase_file, &self.new.key_file) {
-            (Some(file), _) => Secret::passphrase_file(file),
-            (None, file) => Secret::key_file(file.as_deref().unwrap_or("".as_ref())),
+            (Some(file), _) => Secret::read_passphrase_file(file),
+            (None, file) => Secret::read_key_file(file.as_deref().unwrap_or("".as_ref())),
         }?;
         let id = open(&self.url)?.add_key(&secret)?;
         context.done(&json!({ "id": id }), &format!("added key {id}"))

@@ -69,7 +69,7 @@ fn open(url: &Url) -> Result<BackupStore> {
 
 /// The key of an encrypted repository, from the environment.
 fn secret() -> Result<Option<Secret>> {
-    Secret::from_variables(&|name| std::env::var_os(name))
+    Secret::from_variables("DBS_BACKUP", &|name| std::env::var_os(name))
 }
 
 /// Parses a URL, for clap.

@@ -24,6 +24,8 @@ pub enum VolumeFault {
     Size(u64),
     /// Flags this version does not know.
     Flags(u32),
+    /// A key that this version cannot have written.
+    Key,
     /// The table has no such slot.
     Capacity,
 }
@@ -36,6 +38,7 @@ impl fmt::Display for VolumeFault {
             Self::Flags(flags) => {
                 write!(f, "unknown flags {flags:#x}: what they say of its content is not known")
             }
+            Self::Key => f.write_str("an impossible key: what it holds cannot be decrypted"),
             Self::Capacity => {
                 f.write_str("a volume behind the table's end: nothing can refer to it")
             }
@@ -55,6 +58,9 @@ pub fn volume(slot: &VolumeSlot, index: u32, geometry: &Geometry) -> Vec<VolumeF
     }
     if slot.flags.get() & !VOLUME_FLAGS != 0 {
         faults.push(VolumeFault::Flags(slot.flags.get() & !VOLUME_FLAGS));
+    }
+    if !slot.key.is_possible() {
+        faults.push(VolumeFault::Key);
     }
     if index >= geometry.volumes {
         faults.push(VolumeFault::Capacity);

@@ -8,6 +8,7 @@
 
 mod doubts;
 mod entries;
+mod families;
 mod slots;
 mod tree;
 
@@ -109,6 +110,7 @@ impl Mender<'_> {
         self.labels();
         self.unread_entries();
         self.claims();
+        self.families();
         self.lay_void();
         self.lay_doubts();
     }
@@ -237,9 +239,17 @@ impl Mender<'_> {
         }
     }
 
-    /// Gives those with an unknown parent one that says so.
+    /// Gives those with an unknown parent one that says so: one for all that have the same key, or none.
     fn lay_void(&mut self) {
-        let orphans = std::mem::take(&mut self.orphans);
+        let mut orphans = BTreeMap::<_, Vec<_>>::new();
+        for id in std::mem::take(&mut self.orphans) {
+            let family = self.loader.snapshots[id as usize - 1].family;
+            orphans.entry(family).or_default().push(id);
+        }
+        orphans.into_iter().for_each(|(family, orphans)| self.lay_void_below(family, &orphans));
+    }
+
+    fn lay_void_below(&mut self, family: [u8; 16], orphans: &[u32]) {
         let size = |id: &u32| self.loader.snapshots[*id as usize - 1].size.get();
         let Some(size) = orphans.iter().map(size).max() else { return };
         let Some(void) = self.free_snapshot() else { return };
@@ -248,12 +258,13 @@ impl Mender<'_> {
             size: size.into(),
             flags: SNAPSHOT_DELETED.into(),
             used: 1,
+            family,
             ..SnapshotSlot::new_zeroed()
         };
         self.loader.set_snapshot(void - 1, slot);
         self.doubts.insert(void, Doubt::All);
         for id in orphans {
-            self.loader.snapshots[id as usize - 1].parent = void.into();
+            self.loader.snapshots[*id as usize - 1].parent = void.into();
         }
     }
 

@@ -38,6 +38,7 @@ impl Loader {
         self.link(&mut snapshots);
         self.first_corruption()?;
         self.check_heads(&volumes, &snapshots);
+        self.check_families(&volumes, &snapshots);
         let volumes = self.name_snapshots(volumes, &snapshots);
         self.build_layers(&mut snapshots);
         self.first_corruption()?;
@@ -50,6 +51,7 @@ impl Loader {
         let mut snapshots = self.build_snapshots(&volumes);
         self.link(&mut snapshots);
         self.check_heads(&volumes, &snapshots);
+        self.check_families(&volumes, &snapshots);
         let volumes = self.name_snapshots(volumes, &snapshots);
         self.build_layers(&mut snapshots);
         CheckReport {
@@ -111,6 +113,8 @@ impl Loader {
                 writes: Default::default(),
                 io: Default::default(),
                 pace: Arc::new(Pace::new(limits)),
+                key_slot: slot.key,
+                key: None,
                 rebuilds: 0,
             }));
         }
@@ -145,6 +149,7 @@ impl Loader {
                 volume: VolumeId(slot.volume.get()),
                 parent: SnapshotId(slot.parent.get()),
                 flags,
+                family: slot.family,
                 labels,
                 children: BTreeSet::new(),
                 layer: SeenLayer::default(),

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 impl Volume {
     /// Starts a read of whole sectors. It never waits for other operations, only for the metadata
-    /// lock; a very long range is `Blocked`.
+    /// lock; a very long range is `Blocked`, and so is all of an encrypted volume.
     ///
     /// # Errors
     /// `Invalid` outside the volume or unaligned. Nothing is held then.
@@ -56,7 +56,8 @@ impl Volume {
         if length == 0 {
             return Ok(Start::Done);
         }
-        if length > self.step_bytes() as u64 {
+        // What is encrypted goes through memory of the store's own.
+        if length > self.step_bytes() as u64 || self.handle.encrypted {
             return Ok(Start::Blocked);
         }
         let (source, blocks) = (self.source(meta), blocks_of(offset, length));
@@ -101,7 +102,7 @@ impl Volume {
     }
 
     /// Starts a write. `Blocked` if it would wait for another operation, if space must be made or
-    /// reserved for it, if it is not of whole blocks, or is very long.
+    /// reserved for it, if it is not of whole blocks, or is very long, or if the volume is encrypted.
     ///
     /// # Errors
     /// `Invalid` outside the volume or unaligned, `ReadOnly`, `Poisoned`. Nothing is held then.
@@ -116,7 +117,8 @@ impl Volume {
         if length == 0 {
             return Ok(Start::Done);
         }
-        if !is_whole(offset | length) || length > self.step_bytes() as u64 {
+        let is_long = length > self.step_bytes() as u64;
+        if !is_whole(offset | length) || is_long || self.handle.encrypted {
             return Ok(Start::Blocked);
         }
         let blocks = blocks_of(offset, length);

@@ -114,8 +114,26 @@ pub fn execute(
         R::VolumeDu { volume, snapshot } => {
             json(&usage::of(store, volume, snapshot.as_deref(), progress)?)
         }
-        snapshot => execute_snapshot(store, snapshot, progress),
+        other => match execute_encryption(store, other) {
+            Some(done) => done,
+            None => execute_snapshot(store, other, progress),
+        },
     }
+}
+
+/// What a request about encryption comes to; none if it is about something else.
+fn execute_encryption(store: &Store, request: &Request) -> Option<Result<Value>> {
+    use Request as R;
+    let (volume, done) = match request {
+        R::VolumeCreateEncrypted { volume, size, secret } => {
+            (volume, store.create_encrypted(volume, *size, &secret.0).map(drop))
+        }
+        R::VolumeUnlock { volume, secret } => (volume, store.unlock(volume, &secret.0)),
+        R::VolumeLock { volume } => (volume, store.lock(volume)),
+        R::VolumeRekey { volume, secret, new } => (volume, store.rekey(volume, &secret.0, &new.0)),
+        _ => return None,
+    };
+    Some(done.and_then(|()| without_usage(&find_volume(store, volume)?)))
 }
 
 fn execute_snapshot(

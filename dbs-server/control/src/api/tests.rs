@@ -1,6 +1,43 @@
 use super::*;
-use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store};
+use dbs_core::{ErrorKind, InitOptions, OpenOptions, Secret, Store};
 use serde_json::json;
+
+#[test]
+fn logs_show_no_secret() {
+    let words = ["correct horse", "battery staple"].map(|word| Secret::passphrase(word).unwrap());
+    let [word, other] = words.map(Given);
+    let key = Given(Secret::KeyFile([0xa5; 32].into()));
+    let volume = || "v".to_owned();
+    let requests = [
+        Request::VolumeCreateEncrypted { volume: volume(), size: 512, secret: word.clone() },
+        Request::VolumeCreateEncrypted { volume: volume(), size: 512, secret: key.clone() },
+        Request::VolumeUnlock { volume: volume(), secret: other.clone() },
+        Request::VolumeRekey { volume: volume(), secret: word, new: key.clone() },
+        Request::VolumeRekey { volume: volume(), secret: key, new: other },
+    ];
+    for request in requests {
+        for text in [request.for_log(), format!("{request:?}")] {
+            assert!(!["horse", "staple", "a5a5"].iter().any(|part| text.contains(part)), "{text}");
+        }
+        assert!(request.for_log().contains(r#""volume":"v""#), "{}", request.for_log());
+    }
+    let plain = Request::VolumeRename { volume: "passphrase".into(), new: "key_file".into() };
+    assert_eq!(plain.for_log(), serde_json::to_string(&plain).unwrap());
+}
+
+#[test]
+fn errors_show_no_secret() {
+    for secret in
+        [json!("correct horse"), json!({"word": "horse"}), json!({"horse": 1}), json!(["horse"])]
+    {
+        let wire = json!({"method": "volume.unlock", "params": {"volume": "v", "secret": secret}});
+        let error = Request::from_wire(wire).unwrap_err().to_string();
+        assert!(
+            error.contains("a secret is an object of one text") && !error.contains("horse"),
+            "{error}"
+        );
+    }
+}
 
 #[test]
 fn names_on_the_wire_are_stable() {
@@ -12,6 +49,23 @@ fn names_on_the_wire_are_stable() {
             json!({"method": "volume.create", "params": {"volume": "a", "size": 1}}),
         ),
         (Request::VolumeTrim, json!({"method": "volume.trim"})),
+        (
+            Request::VolumeUnlock {
+                volume: "a".into(),
+                secret: Given(Secret::passphrase("b c").unwrap()),
+            },
+            json!({"method": "volume.unlock", "params": {"volume": "a", "secret": {"passphrase": "b c"}}}),
+        ),
+        (
+            Request::VolumeRekey {
+                volume: "a".into(),
+                secret: Given(Secret::KeyFile([0xa0; 32].into())),
+                new: Given(Secret::passphrase("d").unwrap()),
+            },
+            json!({"method": "volume.rekey", "params": {
+                "volume": "a", "secret": {"key_file": "a0".repeat(32)}, "new": {"passphrase": "d"},
+            }}),
+        ),
         (
             Request::VolumeRelease { volume: "a".into(), dry_run: true },
             json!({"method": "volume.release", "params": {"volume": "a", "dry_run": true}}),

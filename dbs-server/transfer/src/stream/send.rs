@@ -34,7 +34,7 @@ pub struct SendOptions {
 /// Sends a snapshot. The same snapshot, base and token give the same bytes.
 ///
 /// # Errors
-/// `NotFound` for a snapshot, also if it or the base loses its name meanwhile; `Invalid` if the token belongs to another; `Interrupted`; those of
+/// `Unsupported` for an encrypted volume; `NotFound` for a snapshot, also if it or the base loses its name meanwhile; `Invalid` if the token belongs to another; `Interrupted`; those of
 /// the store and of the output.
 pub fn send(
     store: &dyn StoreAccess,
@@ -93,6 +93,13 @@ fn describe(
     options: &SendOptions,
 ) -> Result<(StreamHeader, Vec<SnapshotInfo>)> {
     let own = store.snapshots(&options.volume)?;
+    if store.volume_info(&options.volume)?.encryption.is_some() {
+        return Err(Error::unsupported(format!(
+            "volume `{}` is encrypted, and a stream would not be: it cannot be sent yet. `dbs volume export` and \
+             `dbs backup create` read its content once it is unlocked",
+            options.volume
+        )));
+    }
     let snapshot = find(&own, &options.volume, &options.snapshot)?;
     let base = options.base.as_ref().map(|base| match base.split_once('@') {
         Some((volume, name)) if volume != options.volume => {

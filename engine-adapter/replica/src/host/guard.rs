@@ -27,6 +27,8 @@ pub fn changed(request: &Request) -> Option<&str> {
         R::VolumeRename { volume, .. }
         | R::VolumeResize { volume, .. }
         | R::VolumeSet { volume, .. }
+        | R::VolumeLock { volume }
+        | R::VolumeRekey { volume, .. }
         | R::VolumeDelete { volume, .. }
         | R::VolumeComplete { volume, .. }
         | R::VolumeClone { volume, .. }
@@ -53,6 +55,8 @@ pub fn changed(request: &Request) -> Option<&str> {
         | R::VolumeList { .. }
         | R::VolumeShow { .. }
         | R::VolumeCreate { .. }
+        | R::VolumeCreateEncrypted { .. }
+        | R::VolumeUnlock { .. }
         | R::VolumeChildren { .. }
         | R::VolumeDu { .. }
         | R::VolumeMap { .. }

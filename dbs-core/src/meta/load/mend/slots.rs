@@ -3,7 +3,8 @@
 use super::Mender;
 use crate::format::RegionKind;
 use crate::format::slots::{
-    self, SNAPSHOT_DELETED, SNAPSHOT_FLAGS, SNAPSHOT_HEAD, SnapshotSlot, VOLUME_FLAGS, VolumeSlot,
+    self, KeySlot, SNAPSHOT_DELETED, SNAPSHOT_FLAGS, SNAPSHOT_HEAD, SnapshotSlot, VOLUME_FLAGS,
+    VolumeSlot,
 };
 use crate::info::RepairKind;
 use crate::limits::NAME_MAX_BYTES;
@@ -47,6 +48,10 @@ impl Mender<'_> {
             VolumeFault::Flags(flags) => {
                 slot.flags = (slot.flags.get() & VOLUME_FLAGS).into();
                 (RepairKind::Mended, format!("volume {id}: unknown flags {flags:#x} are cleared"))
+            }
+            VolumeFault::Key => {
+                slot.key = KeySlot::lost();
+                (RepairKind::Lost, format!("volume {id}: its key is lost"))
             }
             VolumeFault::Capacity => {
                 *slot = VolumeSlot::new_zeroed();
@@ -196,7 +201,8 @@ impl Mender<'_> {
     }
 
     fn make_snapshot(&mut self, id: u32, slot: SnapshotSlot, what: &str) {
-        let slot = SnapshotSlot { uuid: self.identity(id, b's'), used: 1, ..slot };
+        let (uuid, family) = (self.identity(id, b's'), self.made_family());
+        let slot = SnapshotSlot { uuid, family, used: 1, ..slot };
         self.loader.set_snapshot(id - 1, slot);
         self.raise_mark(RegionKind::Snapshots, id - 1);
         self.orphans.insert(id);
@@ -235,6 +241,7 @@ impl Mender<'_> {
                 size: size.into(),
                 flags: SNAPSHOT_HEAD.into(),
                 used: 1,
+                family: self.made_family(),
                 ..SnapshotSlot::new_zeroed()
             };
             self.loader.set_snapshot(head - 1, slot);
@@ -325,12 +332,14 @@ impl Mender<'_> {
         let name = format!("repaired-{id}");
         let (field, name_bytes) = slots::encode_name(&name);
         let of = self.loader.snapshots[head as usize - 1];
+        let encrypted = of.family != [0; 16];
         let slot = VolumeSlot {
             uuid: self.identity(id, b'v'),
             size: of.size,
             created_ns: of.created_ns,
             revision: of.revision,
             head: head.into(),
+            key: if encrypted { KeySlot::lost() } else { KeySlot::new_zeroed() },
             name: field,
             name_bytes,
             ..VolumeSlot::new_zeroed()
@@ -338,7 +347,8 @@ impl Mender<'_> {
         self.loader.set_volume(id - 1, slot);
         self.raise_mark(RegionKind::Volumes, id - 1);
         self.loader.snapshots[head as usize - 1].volume = id.into();
-        let text = format!("volume {id}: its slot and name are lost: it is `{name}` now");
+        let key = if encrypted { " and the key of its data" } else { "" };
+        let text = format!("volume {id}: its slot and name{key} are lost: it is `{name}` now");
         self.step(RepairKind::Lost, RegionKind::Volumes, Some(id - 1), text);
         Some(id)
     }

@@ -112,7 +112,8 @@ impl Mender<'_> {
             used: 1,
             ..SnapshotSlot::new_zeroed()
         };
-        let slot = SnapshotSlot { uuid: self.identity(head, b's'), ..slot };
+        let (uuid, family) = (self.identity(head, b's'), self.made_family());
+        let slot = SnapshotSlot { uuid, family, ..slot };
         self.loader.set_snapshot(head - 1, slot);
         self.orphans.insert(head);
         let text = format!("the head of volume {volume} is gone: all it showed is lost");

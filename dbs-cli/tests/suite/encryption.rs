@@ -1,0 +1,127 @@
+//! Encrypted volumes: where commands and servers get the secret from.
+
+use crate::support::{Place, Run, noise, run};
+use dbs_core::{OpenOptions, Secret, Store, TailPlace};
+use std::fs;
+use std::io::Write;
+
+const SIZE: usize = 256 << 10;
+
+/// As [`Place::dbs`], with variables.
+fn with(place: &Place, variables: &[(&str, &str)], args: &str) -> Run {
+    let mut command = place.bare();
+    command.env("DBS_STORE", place.store()).args(args.split_whitespace());
+    run(command.envs(variables.iter().copied()))
+}
+
+/// A store with an encrypted volume `v`, which the file `key` unlocks, and its snapshot `s`; what it shows.
+fn sample(place: &Place) -> Vec<u8> {
+    place.init();
+    fs::write(place.path("key"), [5; 32]).unwrap();
+    fs::write(place.path("other"), [6; 32]).unwrap();
+    place.dbs("volume create v 256KiB --encrypt --key-file key").ok("create");
+    let secret = Some(Secret::read_key_file(&place.path("key")).unwrap());
+    let options = OpenOptions { tail: TailPlace::None, secret, ..OpenOptions::default() };
+    let store = Store::open(&place.store(), &options).unwrap();
+    let content = noise(1, SIZE);
+    store.volume("v").unwrap().write_at(0, &content, true).unwrap();
+    store.create_snapshot("v", "s", &Default::default()).unwrap();
+    store.close().unwrap();
+    content
+}
+
+fn is_locked(run: &Run) {
+    assert_eq!(run.code, 1, "{}", run.stderr);
+    assert!(run.stderr.contains("unlock it with `dbs volume unlock v`"), "{}", run.stderr);
+}
+
+#[test]
+fn commands_on_an_idle_store_take_the_secret_from_variables() {
+    let place = Place::new();
+    let content = sample(&place);
+    is_locked(&place.dbs("volume export v a.raw"));
+    is_locked(&with(&place, &[("DBS_VOLUME_KEY_FILE", "other")], "volume export v b.raw"));
+    let key = [("DBS_VOLUME_KEY_FILE", "key")];
+    with(&place, &key, "volume export v c.raw").ok("export");
+    assert!(fs::read(place.path("c.raw")).unwrap() == content);
+    let shown = place.json("volume show v");
+    assert_eq!(shown["encryption"]["secret"], "key file");
+    assert_eq!(shown["encryption"]["locked"], true);
+    // What looks at no content needs none.
+    place.dbs("volume clone v@s w").ok("clone");
+    place.dbs("--yes volume delete w").ok("delete");
+    place.dbs("check").ok("check");
+    let refused = with(&place, &key, "send v@s").exits(1, "a stream would not be encrypted");
+    assert!(refused.stdout.is_empty() && refused.stderr.contains("cannot be sent yet"));
+    // Another secret, and whoever has none and no terminal is told what there is.
+    let both = [key[0], ("DBS_VOLUME_NEW_PASSPHRASE", "a b")];
+    with(&place, &both, "volume rekey v").ok("rekey");
+    is_locked(&with(&place, &key, "volume export v d.raw"));
+    with(&place, &[("DBS_VOLUME_PASSPHRASE", "a b")], "volume export v e.raw").ok("export");
+    assert!(fs::read(place.path("e.raw")).unwrap() == content);
+    let refused = place.dbs("volume create x 1MiB --encrypt").exits(2, "no secret");
+    assert!(refused.stderr.contains("DBS_VOLUME_PASSPHRASE_FILE"), "{}", refused.stderr);
+    let refused = place.dbs("volume unlock v --key-file key").exits(2, "nobody serves it");
+    assert!(refused.stderr.contains("no server"), "{}", refused.stderr);
+    assert!(!place.path("a.raw").exists());
+}
+
+#[test]
+fn a_server_unlocks_and_locks_volumes() {
+    let place = Place::new();
+    let content = sample(&place);
+    let served = place.serve("--nbd unix:socket");
+    is_locked(&place.dbs("volume export v a.raw"));
+    let wrong = place.dbs("volume unlock v --key-file other").exits(2, "another key");
+    assert!(wrong.stderr.contains("is not the one that unlocks"), "{}", wrong.stderr);
+    place.dbs("volume unlock v --key-file key").ok("unlock");
+    assert_eq!(place.json("volume show v")["encryption"]["locked"], false);
+    place.dbs("volume export v b.raw").ok("export");
+    assert!(fs::read(place.path("b.raw")).unwrap() == content);
+    place.dbs("volume lock v").ok("lock");
+    is_locked(&place.dbs("volume export v c.raw"));
+    let table = place.dbs("volume list").ok("list").text();
+    assert!(table.contains("locked"), "{table}");
+    // What changes the store is logged, whether it comes to something or not; secrets are not.
+    let words = [("DBS_VOLUME_PASSPHRASE", "not-for-logs"), ("DBS_VOLUME_NEW_KEY_FILE", "other")];
+    with(&place, &words[..1], "volume create w 1MiB --encrypt").ok("create");
+    with(&place, &words, "volume rekey w").ok("rekey");
+    with(&place, &words, "volume rekey w").exits(2, "the secret is another one now");
+    place.dbs("volume rekey v --key-file key --new-key-file other").ok("rekey");
+    let (code, log) = served.stop();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("volume.create_encrypted") && log.contains("volume.rekey"), "{log}");
+    for secret in ["not-for-logs", "05050505", "06060606"] {
+        assert!(!log.contains(secret), "{secret} is in the log: {log}");
+    }
+}
+
+#[test]
+fn a_secret_is_read_once_and_what_is_none_keeps_a_server_from_starting() {
+    let place = Place::new();
+    place.init();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(&[7; 32]).unwrap();
+    drop(writer);
+    let mut command = place.bare();
+    command.env("DBS_STORE", place.store()).env("DBS_VOLUME_KEY_FILE", "/dev/stdin").stdin(reader);
+    let created = run(command.args(["volume", "create", "v", "1MiB", "--encrypt"])).ok("create");
+    assert!(created.stderr.is_empty(), "{}", created.stderr);
+    // Its volumes would be refused to all who come.
+    let mut command = place.bare();
+    command.env("DBS_STORE", place.store()).env("DBS_VOLUME_PASSPHRASE", "");
+    let mut server = command.args(["serve", "--nbd", "unix:socket"]).spawn().unwrap();
+    let mut asked = 0;
+    let ended = loop {
+        match server.try_wait().unwrap() {
+            None if asked < 300 => std::thread::sleep(std::time::Duration::from_millis(100)),
+            ended => break ended,
+        }
+        asked += 1;
+    };
+    if ended.is_none() {
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+    assert_eq!(ended.and_then(|status| status.code()), Some(2));
+}
