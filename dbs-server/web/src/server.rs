@@ -1,12 +1,12 @@
-//! The server of the page: one thread with its connections, and a few that ask the server of the store.
+//! The server of the page: one thread with its connections, and a few that ask what the page is about.
 
 use crate::address::Names;
 use crate::answer::Page;
-use crate::live::Live;
+use crate::assets::Assets;
+use crate::subject::Subject;
 use crate::token::Token;
 use dbs_core::{Error, Result};
 use dbs_frontend::tls::TlsConfig;
-use dbs_server::asked::Asked;
 use dbs_service::log;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -26,7 +26,7 @@ use tokio_rustls::TlsAcceptor;
 
 /// Connections at once; further ones are closed. A browser makes six.
 const CONNECTIONS_MAX: usize = 64;
-/// Threads that ask the server of the store.
+/// Threads that ask what the page is about.
 const ASKING_THREADS: usize = 4;
 /// Longest head of a request, and most of its lines.
 const HEAD_MAX_BYTES: usize = 16 << 10;
@@ -54,8 +54,6 @@ pub struct WebOptions {
     pub token: Token,
     /// Whether the page may change something.
     pub admin: bool,
-    /// Where it is, which the page says: the name of the machine, and the path of the store.
-    pub place: [String; 2],
 }
 
 /// A page that is being served. Dropping it ends that, and returns when nothing of it asks anything any more.
@@ -72,7 +70,7 @@ impl WebServer {
     /// # Errors
     /// `Invalid` for another address without TLS; `Io` if the socket cannot be used, or there is no thread for it.
     pub fn start(
-        asked: Arc<dyn Asked>,
+        subject: Arc<dyn Subject>,
         listener: TcpListener,
         options: WebOptions,
     ) -> Result<Self> {
@@ -95,14 +93,13 @@ impl WebServer {
         let acceptor = options.tls.map(|tls| TlsAcceptor::from(Arc::clone(tls.rustls())));
         let (stop, stopped) = watch::channel(false);
         let page = Arc::new(Page {
-            asked,
-            live: Live::default(),
+            assets: Assets::of(subject.view()),
+            subject,
             token: options.token,
             names: Names::new(options.names),
             scheme,
             admin: options.admin,
             one_at_a_time: Arc::new(Semaphore::new(1)),
-            place: options.place,
             stopped: stopped.clone(),
         });
         let serve = move || run(&runtime, listener, acceptor, page, stopped);

@@ -8,7 +8,7 @@ use dbs_frontend::Socket;
 use dbs_frontend::tls::{SERVER, TlsClient, TlsConfig, TlsSocket, TlsStream};
 use dbs_server::asked::{Asked, Findings};
 use dbs_server::top::{Started, Top};
-use dbs_web::{Token, WebOptions, WebServer};
+use dbs_web::{StorePage, Token, WebOptions, WebServer};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::Value;
 use std::fs;
@@ -39,6 +39,10 @@ impl Asked for Alone {
     fn command(&self, request: &Request, go_on: &mut dyn FnMut() -> bool) -> Result<Value> {
         api::execute(&self.0, request, &mut |_| go_on())
     }
+}
+
+fn page_of(asked: impl Asked) -> Arc<StorePage> {
+    Arc::new(StorePage::new(Arc::new(asked), "store.dbs".to_owned()))
 }
 
 fn certificates(dir: &Path) -> (TlsConfig, TlsClient) {
@@ -125,11 +129,10 @@ fn what_nobody_waits_for_ends_and_so_does_the_server() {
         token.text(),
         body.len()
     );
-    let options =
-        WebOptions { tls: None, names: Vec::new(), token, admin: false, place: Default::default() };
+    let options = WebOptions { tls: None, names: Vec::new(), token, admin: false };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let page = WebServer::start(Arc::new(asked), listener, options).unwrap();
+    let page = WebServer::start(page_of(asked), listener, options).unwrap();
     let send = || {
         let mut client = TcpStream::connect(address).unwrap();
         client.write_all(request.as_bytes()).unwrap();
@@ -162,15 +165,9 @@ fn the_page_is_served_over_tls_and_not_without() {
     let (tls, client) = certificates(dir.path());
     let token = Token::random().unwrap();
     let bearer = format!("Host: localhost\r\nAuthorization: Bearer {}", token.text());
-    let options = WebOptions {
-        tls: Some(tls),
-        names: Vec::new(),
-        token,
-        admin: false,
-        place: Default::default(),
-    };
+    let options = WebOptions { tls: Some(tls), names: Vec::new(), token, admin: false };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let page = WebServer::start(Arc::new(Alone(store.clone())), listener, options).unwrap();
+    let page = WebServer::start(page_of(Alone(store.clone())), listener, options).unwrap();
 
     // Some begin a handshake and say no more, others speak without TLS: nobody is kept waiting.
     let silent: Vec<_> = (0..8).map(|_| connect(page.url())).collect();

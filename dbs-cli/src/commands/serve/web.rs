@@ -5,13 +5,14 @@ use clap::Args;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_nbd::TlsConfig;
 use dbs_server::serve::Serving;
-use dbs_web::{Token, WebAddress, WebOptions, WebServer};
+use dbs_web::{StorePage, Token, WebAddress, WebOptions, WebServer};
 use std::fs::File;
 use std::io::stdout;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Where and to whom the page is served.
 #[derive(Debug, Args)]
@@ -37,6 +38,8 @@ pub struct Web {
 pub struct Ready {
     listener: TcpListener,
     options: WebOptions,
+    /// Of the store.
+    path: String,
     /// What is put behind its address for who may have it.
     secret: String,
 }
@@ -85,14 +88,10 @@ impl Web {
             Ok(listener) => listener,
             Err(error) => return Ok(Some(Err(error))),
         };
-        let host = nix::sys::utsname::uname().map_or_else(
-            |_| String::new(),
-            |names| names.nodename().to_string_lossy().into_owned(),
-        );
-        let place = [host, context.store()?.display().to_string()];
+        let path = context.store()?.display().to_string();
         let names = self.web_name.into_iter().chain([address.host]).collect();
-        let options = WebOptions { tls, names, token, admin: self.web_admin, place };
-        Ok(Some(Ok(Ready { listener, options, secret })))
+        let options = WebOptions { tls, names, token, admin: self.web_admin };
+        Ok(Some(Ok(Ready { listener, options, path, secret })))
     }
 }
 
@@ -109,7 +108,7 @@ pub struct Shown {
 /// # Errors
 /// Those of [`WebServer::start`].
 pub fn serve(serving: Serving, ready: Option<Result<Ready>>) -> Result<(Serving, Option<Shown>)> {
-    let Ready { listener, options, secret } = match ready {
+    let Ready { listener, options, path, secret } = match ready {
         None => return Ok((serving, None)),
         Some(Ok(ready)) => ready,
         Some(Err(error)) => {
@@ -117,7 +116,8 @@ pub fn serve(serving: Serving, ready: Option<Result<Ready>>) -> Result<(Serving,
             return Ok((serving, None));
         }
     };
-    match WebServer::start(serving.asked(), listener, options) {
+    let page = Arc::new(StorePage::new(serving.asked(), path));
+    match WebServer::start(page, listener, options) {
         Ok(server) => {
             let url = format!("{}{secret}", server.url());
             Ok((serving, Some(Shown { server, url })))

@@ -52,7 +52,7 @@ pub struct Update {
 
 /// What was counted last, and when each volume changed.
 #[derive(Debug, Default)]
-pub(crate) struct Live(Mutex<Past>);
+pub(super) struct Live(Mutex<Past>);
 
 #[derive(Debug, Default)]
 struct Past {
@@ -69,7 +69,7 @@ struct Past {
 
 impl Live {
     /// What is new to a page that was told this `cursor`, or everything.
-    pub(crate) fn update(
+    pub(super) fn update(
         &self,
         asked: &dyn Asked,
         cursor: Option<&str>,
