@@ -35,6 +35,7 @@ mod disks;
 mod engine;
 mod flushing;
 mod hosted;
+mod latency;
 mod listen;
 #[cfg(feature = "testing")]
 mod offline;
@@ -61,6 +62,7 @@ pub use disks::{Access, Applicant, DiskOptions, Disks, OneDisk, Opened, StoreDis
 pub use engine::{Engine, Post, ToFront};
 pub use flushing::{Flushing, Going};
 pub use hosted::{Hosted, Serves};
+pub use latency::{Latency, Times};
 pub use listen::{Listen, Listener};
 #[cfg(feature = "testing")]
 pub use offline::Offline;
