@@ -463,3 +463,45 @@ fn a_hangup_ends_a_server_in_good_order() {
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("stopped"), "{log}");
 }
+
+/// `dbs` with its standard output closed, or where `to` says; the exit code and errors.
+fn with_output(place: &Place, args: &str, to: &str) -> (i32, String) {
+    let mut command = Command::new("sh");
+    let line = format!("exec \"$0\" {args} {to}");
+    command.args(["-c", &line, env!("CARGO_BIN_EXE_dbs")]).env("DBS_STORE", place.store());
+    let run = run(command.env("DBS_RUNTIME_DIR", place.path("run")).current_dir(place.dir.path()));
+    (run.code, run.stderr)
+}
+
+/// Found by review: the output was lost, as the library opens /dev/null in its place, and nobody was told.
+#[test]
+fn a_result_that_goes_nowhere_is_an_error() {
+    let place = Place::with_store();
+    place.json("volume create v 1MiB");
+    place.json("snapshot create v@s");
+    for args in [
+        "send v@s",
+        "volume export v@s -",
+        "dump",
+        "info",
+        "check",
+        "volume list",
+        "--json volume list",
+        "--json snapshot list v",
+        "--json info",
+        "volume map v",
+        "volume show v",
+        "snapshot show v@s",
+        "completions bash",
+    ] {
+        let (code, errors) = with_output(&place, args, ">&-");
+        assert_eq!(code, 1, "{args}: {errors}");
+        assert!(errors.contains("Bad file descriptor"), "{args}: {errors}");
+        // Who wants it nowhere says so.
+        let (code, errors) = with_output(&place, args, ">/dev/null");
+        assert_eq!(code, 0, "{args}: {errors}");
+    }
+    // What was done is done, whoever hears of it.
+    assert_eq!(with_output(&place, "snapshot create v@t", ">&-"), (0, String::new()));
+    place.json("snapshot show v@t");
+}

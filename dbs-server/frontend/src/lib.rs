@@ -54,7 +54,7 @@ pub use address::{ListenAddress, Reserved};
 pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;
 pub use counts::{Counted, Counts};
-pub use dbs_reactor::inherited_sockets;
+pub use dbs_reactor::{inherited_sockets, output_was_closed};
 pub use delayed::{Delayed, Fate};
 pub use demand::{Answer, CarriedDisk, Demand, Disk, User};
 pub use direct::{Direct, Ended, Plan, Planned, Storage};
