@@ -1,8 +1,11 @@
 //! Which store a command acts on, who may reach its server, and what nobody is to overwrite.
 
 use crate::support::{Place, Run, hangups_are_ignored, noise, run};
+use dbs_core::{OpenOptions, Store};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -504,4 +507,34 @@ fn a_result_that_goes_nowhere_is_an_error() {
     // What was done is done, whoever hears of it.
     assert_eq!(with_output(&place, "snapshot create v@t", ">&-"), (0, String::new()));
     place.json("snapshot show v@t");
+}
+
+/// Found by review: of ten restarts beside something that asked for its clients, six failed.
+#[test]
+fn a_server_waits_for_commands_that_read_the_idle_store() {
+    let place = Place::with_store();
+    // It may have waited for too long, if this was held up meanwhile.
+    let got_ready = (0..20).any(|_| {
+        let reads = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let held = Store::open(&place.store(), &reads).unwrap();
+        let mut command = place.bare();
+        command.env("DBS_STORE", place.store()).arg("serve");
+        let mut server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(server.stderr.take().unwrap());
+        let mut line = String::new();
+        log.read_line(&mut line).unwrap();
+        assert!(line.contains("event=waiting"), "it does not wait: {line}");
+        held.close().unwrap();
+        let lines: Vec<_> = log.lines().map_while(Result::ok).take(1).collect();
+        let is_ready = lines.iter().any(|line| line.contains("event=ready"));
+        kill(Pid::from_raw(server.id().cast_signed()), Signal::SIGTERM).unwrap();
+        server.wait().unwrap();
+        is_ready
+    });
+    assert!(got_ready);
+    // Another server is not waited for.
+    let served = place.serve("");
+    let second = place.dbs("serve").exits(11, "second");
+    assert!(!second.stderr.contains("event=waiting"), "{}", second.stderr);
+    assert_eq!(served.stop().0, Some(0));
 }
