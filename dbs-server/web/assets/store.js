@@ -3,7 +3,7 @@
 import * as server from "./ask.js";
 import * as dialog from "./dialog.js";
 import { bytes, counted, el, facts, few, find, number, rate, say, span, table, time } from "./dom.js";
-import { Graph } from "./graph.js";
+import { Graph, spans } from "./graph.js";
 import { List } from "./list.js";
 import { SpaceMap } from "./map.js";
 import { VolumeView } from "./volume.js";
@@ -82,12 +82,6 @@ function take(update) {
   state.clock = update.clock_ns;
   state.server = `${update.started_ns}-${update.pid}`;
   return { other, counts };
-}
-
-function sum() {
-  const all = { ...STILL };
-  for (const { now } of state.busy) for (const key of Object.keys(all)) all[key] += now[key];
-  return all;
 }
 
 /** Says which store this is, and where: other tabs may show others. */
@@ -206,13 +200,12 @@ export function show(update) {
   say(find("tab-volumes").querySelector("b"), number(state.volumes.size));
   showPlace(update);
   showStore(update.store);
-  const at = performance.now() / 1000;
-  if (counts) {
-    const all = sum();
-    total.add(at, [all.read, all.write]);
-    requests.add(at, [all.reads, all.writes]);
-    if (view.item) view.add(at, view.item.now);
+  if (update.all) for (const graph of [total, requests]) graph.clear();
+  for (const [at, read, written, reads, writes] of update.samples) {
+    total.add(at / 1000, [read, written]);
+    requests.add(at / 1000, [reads, writes]);
   }
+  if (counts && view.item) view.add(update.clock_ns / 1e9, view.item.now);
   showActivity(update);
   if (view.item && !state.volumes.has(view.item.uuid)) {
     view.none();
@@ -257,6 +250,7 @@ export const tabs = ["volumes", "space", "activity", "findings"];
 export function start(its) {
   frame = its;
   find("volumes").append(list.element);
+  find("spans").append(spans(draw));
   find("graphs").append(total.element, requests.element);
   find("filter").addEventListener("input", filter);
   find("filter").addEventListener("keydown", (event) => {

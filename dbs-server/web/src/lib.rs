@@ -13,13 +13,15 @@
 mod address;
 mod answer;
 mod assets;
+mod history;
 mod server;
 mod store;
 mod subject;
 mod token;
 
 pub use address::WebAddress;
-pub use server::{WebOptions, WebServer};
+pub use history::{History, Sample, rate};
+pub use server::{WebOptions, WebServer, WebSocket};
 pub use store::{StorePage, Update};
 pub use subject::{Leave, Order, Run, Subject, View, encode, host};
 pub use token::Token;

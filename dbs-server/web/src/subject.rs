@@ -23,6 +23,12 @@ pub trait Subject: Send + Sync + 'static {
     /// It cannot be told.
     fn live(&self, cursor: Option<&str>, admin: bool) -> Result<Vec<u8>>;
 
+    /// Called once a second, also while nobody looks: what the graphs show is kept from here.
+    fn tick(&self);
+
+    /// The page is not served, for want of the address that another process has kept.
+    fn not_served(&self, why: &Error);
+
     /// As JSON: what was found by commands that look for damage.
     ///
     /// # Errors

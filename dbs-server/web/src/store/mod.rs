@@ -7,7 +7,7 @@ pub use live::Update;
 
 use crate::subject::{Order, Subject, View, encode, host};
 use dbs_control::api::Request;
-use dbs_core::Result;
+use dbs_core::{Error, Result};
 use dbs_server::asked::Asked;
 use live::Live;
 use serde::Serialize;
@@ -47,6 +47,14 @@ impl Subject for StorePage {
     fn live(&self, cursor: Option<&str>, admin: bool) -> Result<Vec<u8>> {
         let update = self.live.update(&*self.asked, cursor, admin);
         encode(&update.map(|update| Told { update, host: &self.host, path: &self.path }))
+    }
+
+    fn not_served(&self, why: &Error) {
+        self.asked.notice(format!("the web page is not served: {why}"));
+    }
+
+    fn tick(&self) {
+        self.live.tick(&*self.asked);
     }
 
     fn findings(&self) -> Result<Vec<u8>> {
