@@ -28,6 +28,9 @@ impl Assets {
             View::Store => {
                 (include_str!("../assets/store.html"), include_str!("../assets/store.js"))
             }
+            View::Volume => {
+                (include_str!("../assets/replicated.html"), include_str!("../assets/replicated.js"))
+            }
         };
         let index = include_str!("../assets/index.html").replace(PLACE, html);
         Self { index: index.into(), view: script }

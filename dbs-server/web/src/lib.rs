@@ -1,9 +1,9 @@
-//! The web page of `dbs serve`: what a store holds and does, in a
+//! The web page of `dbs serve` and `longhorn controller`: what a store, or a volume over replicas, holds and does, in a
 //! browser.
 //!
 //! This crate owns the HTTP server of the page ([`WebServer`]), who is let in ([`Token`], hosts and origins), and the
-//! page itself, whose files are part of the program. What the page is about is a [`Subject`]: a store ([`StorePage`]).
-//! The server carries out no command by itself
+//! page itself, whose files are part of the program. What the page is about is a [`Subject`]: a store ([`StorePage`]),
+//! or the volume of a controller, which brings its own. The server carries out no command by itself
 //! ([decision 30](../../../docs/decisions/0030-web-page.md)).
 //!
 //! Main types: [`WebServer`]; [`WebOptions`], how; [`WebAddress`], where; [`Subject`], about what.

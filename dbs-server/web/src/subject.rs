@@ -9,6 +9,8 @@ use serde_json::Value;
 pub enum View {
     /// A store.
     Store,
+    /// The volume of a Longhorn controller.
+    Volume,
 }
 
 /// Answers what a page asks. All but [`Subject::view`] may wait, and is called on threads of the page's own.
