@@ -8,7 +8,7 @@ use dbs_server::jobs::Job;
 use dbs_server::top::{Top, VolumeLoad};
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 /// What happened in a second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]

@@ -163,10 +163,10 @@ pub struct OurControllerArgs {
     #[arg(env = "DBS_CONTROLLER_METRICS")]
     pub metrics: Option<ListenAddress>,
     /// Serve a web page that shows the volume, its replicas and snapshots, and what goes through it. With PORT
-    /// alone it listens on loopback; another HOST needs TLS (--web-tls-dir). Who has the token is let in. The page
+    /// alone it listens on loopback; another HOST needs TLS (--web-tls-dir). Who has the token (--web-token) is let in. The page
     /// changes nothing, unless --web-admin. Port 0 stands for any free port, which the log names. What keeps the page
     /// from being served does not keep the volume from it, and is in the log
-    #[arg(long, value_name = "[HOST:]PORT", requires = "web_token")]
+    #[arg(long, value_name = "[HOST:]PORT")]
     #[arg(env = "DBS_CONTROLLER_WEB")]
     pub web: Option<WebAddress>,
     /// File with the token of the web page. If it is not there it is made, with mode 0600
@@ -337,22 +337,26 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
         http_timeout_s: args.file_sync_http_client_timeout,
         listen: args.listen.clone(),
         metrics: ours.metrics.clone(),
-        web: web(ours),
+        web: web(ours)?,
         frontends: frontends(ours, short_timeout)?,
     })
 }
 
 /// Where and to whom the page is served.
-fn web(ours: &OurControllerArgs) -> Option<PageOptions> {
-    // One is not there without the other.
-    let (address, token) = (ours.web.clone()?, ours.web_token.clone()?);
-    Some(PageOptions {
+fn web(ours: &OurControllerArgs) -> Result<Option<PageOptions>> {
+    let Some(address) = ours.web.clone() else { return Ok(None) };
+    let Some(token) = ours.web_token.clone() else {
+        let text = "nobody would be told the token of the web page: give --web-token FILE (environment variable \
+                    DBS_CONTROLLER_WEB_TOKEN)";
+        return Err(Error::invalid(text));
+    };
+    Ok(Some(PageOptions {
         address,
         token,
         names: ours.web_name.clone(),
         admin: ours.web_admin,
         tls_dir: ours.web_tls_dir.clone(),
-    })
+    }))
 }
 
 /// Settings of frontends.

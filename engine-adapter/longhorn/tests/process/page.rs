@@ -1,9 +1,10 @@
 //! The web page of a controller: who is let in, what it says over two replicas, one of which is killed and another one
 //! rebuilt, and the same in a real browser, which `dbs-cli/tests/web/volume.py` drives.
 
-use crate::controller::{TEXT_SIZE, client, controller, modes, replica, run};
+use crate::controller::{TEXT_SIZE, client, command_of, controller, modes, replica, run};
 use crate::support::*;
 use nix::sys::signal::Signal;
+use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -105,6 +106,35 @@ fn a_page_without_leave_can_only_look() {
     assert_eq!(page.command("snapshot.remove", json!({"snapshot": "one"})).0, 400);
     assert_eq!(page.command("frontend.shutdown", json!({})).0, 400);
     assert_eq!(run(&engine, &["snapshots", "ls"]).trim(), "ID\none");
+    engine.stop();
+}
+
+/// Over TLS, and not at all where nobody would know the token.
+#[test]
+fn a_page_needs_a_token_and_may_have_a_certificate() {
+    let place = Place::new();
+    let (_a, address) = replica(&place, "a");
+    let mut command = command_of(&place, "socket", &[&address], &[]);
+    command.env("DBS_CONTROLLER_WEB", "0");
+    let mut without = Process::spawn(command);
+    assert_eq!(without.wait().code(), Some(1));
+    assert!(without.log().contains("--web-token"), "{}", without.log());
+
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    fs::write(place.path().join("server-cert.pem"), params.self_signed(&key).unwrap().pem())
+        .unwrap();
+    fs::write(place.path().join("server-key.pem"), key.serialize_pem()).unwrap();
+    let dir = place.path().to_str().unwrap().to_owned();
+    let mut engine = engine(&place, &[&address], &["--web-tls-dir", &dir]);
+    let url = engine.field("web");
+    let at = url.strip_prefix("https://").unwrap().trim_end_matches('/');
+    // Who speaks no TLS hears nothing.
+    let mut plain = TcpStream::connect(at).unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _reset = plain.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
     engine.stop();
 }
 
@@ -259,8 +289,8 @@ fn the_page_shows_a_replica_that_is_lost_and_one_that_is_rebuilt() {
         })
     });
     let mut browser = Browser::start(&page);
-    if browser.is_some() {
-        browser.as_mut().unwrap().done("healthy");
+    if let Some(browser) = &mut browser {
+        browser.done("healthy");
     }
 
     b.kill();

@@ -58,7 +58,10 @@ impl Asking {
     pub fn ask(self: &Arc<Self>, members: &[Member], runtime: &Handle) {
         let mut replicas = lock(&self.replicas);
         replicas.retain(|address, _| members.iter().any(|of| of.target.address == *address));
-        for member in members.iter().filter(|member| member.mode != Mode::Err) {
+        // A plain file has nobody who answers.
+        let answers =
+            |of: &&Member| of.mode != Mode::Err && !of.target.address.starts_with("file:");
+        for member in members.iter().filter(answers) {
             let asked = replicas.entry(member.target.address.clone()).or_default();
             let is_new = asked.known.as_ref().is_some_and(|known| known.at.elapsed() < REST);
             if asked.under_way || is_new {
