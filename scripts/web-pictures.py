@@ -1,11 +1,13 @@
 #!/usr/bin/python3
-"""web-pictures.py [DBS]: the pictures of docs/web.md, of a store with 1,000 volumes under load.
+"""web-pictures.py [DBS [LONGHORN]]: the pictures of docs/web.md, of a store with 1,000 volumes under load, and of a volume
+over two replicas while one is being rebuilt. `-` in place of DBS leaves the store out.
 
 Needs chromium-headless-shell, and libnbd's Python module (python3-libnbd). Takes four minutes.
 """
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -92,7 +94,104 @@ def load(store: Store, over: threading.Event, chance: random.Random) -> None:
         time.sleep(0.01)
 
 
+class Engine:
+    """A controller over two replicas, one of which takes the place of one that was killed."""
+
+    SIZE = str(512 * MIB)
+
+    def __init__(self, longhorn: str, place: Path) -> None:
+        self.longhorn, self.place, self.processes = longhorn, place, []
+        self.env = {**os.environ, "DBS_RUNTIME_DIR": str(place / "run")}
+        self.first = 21000 + os.getpid() % 2000 * 20
+        self.replicas = [self.replica(at) for at in range(3)]
+        urls = [self.url(at) for at in range(2)]
+        self.engine = self.start(
+            "controller", "db", "--frontend", "nbd", "--nbd-listen", f"unix:{place}/nbd", "--size", self.SIZE,
+            "--current-size", self.SIZE, "--disableRevCounter", "--listen", f"127.0.0.1:{self.first + 60}", "--socket-dir", str(place),
+            "--replica", urls[0], "--replica", urls[1], "--web", "0", "--web-token", f"{place}/token", "--web-admin",
+        )  # fmt: skip
+        web = next(word for word in self.ready(self.engine).split() if word.startswith("web="))
+        self.page = f"{web.removeprefix('web=')}#{(place / 'token').read_text().strip()}"
+
+    def start(self, *args: str) -> subprocess.Popen:
+        command = [self.longhorn, *args]
+        self.processes.append(subprocess.Popen(command, env=self.env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True))
+        return self.processes[-1]
+
+    @staticmethod
+    def ready(process: subprocess.Popen) -> str:
+        line = next(line for line in process.stderr if "event=ready" in line)
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        return line
+
+    def url(self, at: int) -> str:
+        return f"tcp://127.0.0.1:{self.first + 15 * at}"
+
+    def replica(self, at: int) -> subprocess.Popen:
+        listen = self.url(at).removeprefix("tcp://")
+        args = ["--size", self.SIZE, "--disableRevCounter", "--listen", listen, "--sync-agent-port-count", "5"]
+        process = self.start("--volume-name", "db", "replica", f"{self.place}/r{at}", *args)
+        self.ready(process)
+        return process
+
+    def run(self, *args: str) -> None:
+        command = [self.longhorn, "--url", f"http://127.0.0.1:{self.first + 60}", "--volume-name", "db", *args]
+        subprocess.run(command, env=self.env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def fill(self) -> None:
+        handle = nbd.NBD()
+        handle.connect_uri(f"nbd+unix://?socket={self.place}/nbd")
+        for at in range(400):
+            handle.pwrite(os.urandom(MIB), at * MIB)
+        handle.flush()
+        handle.shutdown()
+
+    def end(self) -> None:
+        for process in reversed(self.processes):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+
+def volume(longhorn: str) -> None:
+    """The picture of a rebuild: its source gets so little time that it lasts."""
+    with tempfile.TemporaryDirectory() as place:
+        engine = Engine(longhorn, Path(place))
+        over = threading.Event()
+        try:
+            engine.fill()
+            engine.run("snapshots", "create", "monday")
+            engine.replicas[1].kill()
+            engine.fill()
+            engine.run("rm-replica", engine.url(1))
+            add = ["add-replica", engine.url(2), "--size", engine.SIZE, "--current-size", engine.SIZE, "--file-sync-http-client-timeout", "600"]
+            adds = threading.Thread(target=engine.run, args=add)
+            adds.start()
+
+            def slow() -> None:
+                while not over.is_set():
+                    engine.replicas[0].send_signal(signal.SIGSTOP)
+                    time.sleep(0.15)
+                    engine.replicas[0].send_signal(signal.SIGCONT)
+                    time.sleep(0.02)
+
+            slows = threading.Thread(target=slow)
+            slows.start()
+            script = ROOT / "dbs-cli/tests/web/volume.py"
+            picture = ROOT / "docs/images/web-replicas-light.png"
+            subprocess.run([sys.executable, script, "chromium-headless-shell", engine.page, picture], check=True)
+            over.set()
+            slows.join()
+            adds.join()
+        finally:
+            over.set()
+            engine.end()
+
+
 def main() -> None:
+    volume(str(Path(sys.argv[2] if len(sys.argv) > 2 else ROOT / "target/debug/longhorn").resolve()))
+    if sys.argv[1:2] == ["-"]:
+        return
     dbs = str(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "target/debug/dbs").resolve())
     chance = random.Random(7)
     with tempfile.TemporaryDirectory() as place:

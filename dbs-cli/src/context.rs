@@ -175,12 +175,14 @@ impl Context {
         }
     }
 
-    /// As [`Context::show`] for what only confirms that something was done: not with `--quiet`.
+    /// As [`Context::show`] for what only confirms that something was done: not with `--quiet`, and where the output is closed
+    /// nobody wants to hear it.
     ///
     /// # Errors
     /// As [`Context::show`].
     pub fn done<T: Serialize>(&self, value: &T, message: &str) -> Result<()> {
         match (self.json, self.quiet) {
+            _ if output::check_open().is_err() => Ok(()),
             (true, _) => output::print_json(value),
             (false, true) => Ok(()),
             (false, false) => output::print(&format!("{message}\n")),

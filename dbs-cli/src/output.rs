@@ -1,19 +1,33 @@
 //! Tables, sizes and times for people; JSON for programs.
 
 use dbs_core::{Error, Result, format_size, is_hidden};
+use dbs_frontend::output_was_closed;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use nix::errno::Errno;
 use serde::Serialize;
 use std::io::{self, Write};
 
 /// How errors of writing our own output begin.
 pub const STDOUT: &str = "writing the output";
 
+/// Whether what is written to the standard output gets anywhere.
+///
+/// # Errors
+/// It was closed when the process began.
+pub fn check_open() -> io::Result<()> {
+    match output_was_closed() {
+        true => Err(Errno::EBADF.into()),
+        false => Ok(()),
+    }
+}
+
 /// Prints text on the standard output.
 ///
 /// # Errors
 /// `Io`, beginning with [`STDOUT`].
 pub fn print(text: &str) -> Result<()> {
+    check_open().map_err(|e| Error::io(e, STDOUT))?;
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| Error::io(e, STDOUT))
 }

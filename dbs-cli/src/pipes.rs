@@ -1,5 +1,6 @@
 //! The standard input and output of commands that can be stopped while nothing comes, and while nobody reads.
 
+use crate::output::check_open;
 use crate::progress::Stop;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -54,6 +55,7 @@ impl Output {
     /// # Errors
     /// Those of the system.
     pub fn new(stop: &Stop) -> io::Result<Self> {
+        check_open()?;
         let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         // A write of more than a pipe has room for waits for its reader. What others have open stays as it is: this
         // is a pipe opened anew. Where that cannot be, writes wait.

@@ -20,6 +20,30 @@ const HELD_PATIENCE: Duration = Duration::from_secs(6);
 const _: () = assert!(HELD_PATIENCE.as_secs() > TAKE_OVER_TIME.as_secs());
 const HELD_POLL: Duration = Duration::from_millis(20);
 
+/// Tries until it is not refused because somebody has the store, or `waits` says that waiting is of no use. `waits` is
+/// called after the first time.
+///
+/// # Errors
+/// Those of `attempt`.
+pub fn while_held<T>(
+    mut attempt: impl FnMut() -> Result<T>,
+    waits: impl FnOnce() -> bool,
+) -> Result<T> {
+    let deadline = Instant::now() + HELD_PATIENCE;
+    let mut waits = Some(waits);
+    loop {
+        match attempt() {
+            Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < deadline => {
+                if waits.take().is_some_and(|waits| !waits()) {
+                    return Err(error);
+                }
+                thread::sleep(HELD_POLL);
+            }
+            ended => return ended,
+        }
+    }
+}
+
 /// An open or a served store.
 pub enum Target {
     /// Of the present format.
@@ -35,15 +59,9 @@ impl Target {
     /// Those of [`dbs_core::Store::open`]; `Busy` if somebody who is no server holds it.
     pub fn open(context: &Context, writes: bool) -> Result<Self> {
         let path = context.store()?;
-        let (options, deadline) = (context.open_options(!writes), Instant::now() + HELD_PATIENCE);
-        let opened = loop {
-            match AnyStore::open(path, &options, &context.runtime_dir()) {
-                Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < deadline => {
-                    thread::sleep(HELD_POLL);
-                }
-                opened => break opened,
-            }
-        };
+        let options = context.open_options(!writes);
+        let open = || AnyStore::open(path, &options, &context.runtime_dir());
+        let opened = while_held(open, || true);
         match opened {
             Ok(store) => {
                 if let AnyStore::Idle(store, _) = &store {

@@ -1,4 +1,4 @@
-//! Sockets that the program which started this process has opened for it.
+//! What the program which started this process has left open for it: sockets, and the standard output.
 #![allow(unsafe_code)]
 
 use nix::sys::socket::{
@@ -14,6 +14,29 @@ const FIRST: RawFd = 3;
 /// More is no reasonable wish.
 const MOST: RawFd = 256;
 static TAKEN: AtomicBool = AtomicBool::new(false);
+
+static OUTPUT_WAS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+// The standard library opens /dev/null in place of a standard stream that is closed, before `main`: what is written there
+// is lost, and nobody is told. So this looks before the library does.
+//
+// SAFETY: the C library calls the functions of this section once, before `main` and so before there is another thread.
+// `look` needs nothing of the standard library that has to be there before.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOOK: extern "C" fn() = look;
+
+extern "C" fn look() {
+    // SAFETY: asks for flags. A number that is not open is an error.
+    let flags = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) };
+    OUTPUT_WAS_CLOSED.store(flags < 0, Ordering::Relaxed);
+}
+
+/// Whether this process was started with its standard output closed. What is written there is lost.
+#[must_use]
+pub fn output_was_closed() -> bool {
+    OUTPUT_WAS_CLOSED.load(Ordering::Relaxed)
+}
 
 /// The sockets that systemd has passed to this process, or another program that does as it does:
 /// `sd_listen_fds(3)`. To be called before this process opens anything. The first call takes them: a later

@@ -82,7 +82,7 @@ mod uring;
 pub use batch::Batch;
 pub use buffer::{BUFFER_ALIGN, Buf, Buffers};
 pub use handler::{Driver, Handler, Io, Options, has_hung_up};
-pub use inherited::inherited_sockets;
+pub use inherited::{inherited_sockets, output_was_closed};
 pub use shared::{Payload, SharedBuf};
 #[cfg(feature = "simulated")]
 pub use simulated::{Clock, Left};

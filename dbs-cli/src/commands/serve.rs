@@ -8,8 +8,10 @@ use crate::exit;
 use crate::output::{print, print_json};
 use crate::signals;
 use crate::spec;
+use crate::target::while_held;
 use crate::terminal::leave_terminal;
 use clap::{Args, FromArgMatches};
+use dbs_client::any_store::find_server;
 use dbs_control::Access;
 use dbs_core::{Error, OpenOptions, Result, Store};
 use dbs_frontend::{ListenAddress, inherited_sockets};
@@ -196,7 +198,7 @@ impl Serve {
         let listener = self.metrics.as_ref().map(ListenAddress::bind).transpose();
         let listener = listener.map_err(|e| Error::io(e, "serving metrics"))?;
         let web = self.web.ready(context, web_tls)?;
-        let serving = Serving::start(&options)?;
+        let serving = start(&options)?;
         let (serving, metrics) = serve_metrics(serving, listener)?;
         let (serving, mount) =
             mount_beside(context, serving, self.mount.as_deref(), &self.mount_options)?;
@@ -319,6 +321,19 @@ fn missing_images(store: &Store) -> Vec<(String, String)> {
         _ => names.join(", "),
     };
     missing.into_iter().map(|(image, names)| (image, text(names))).collect()
+}
+
+/// Opens the store and serves it. Commands that read an idle store have it for a moment, and are waited for; another server
+/// is not.
+fn start(options: &ServeOptions) -> Result<Serving> {
+    let waits = || {
+        let is_served = find_server(&options.store, &options.runtime_dir).is_ok();
+        if !is_served {
+            log::info("waiting", &[("store", &options.store.display()), ("why", &"it is in use")]);
+        }
+        !is_served
+    };
+    while_held(|| Serving::start(options), waits)
 }
 
 /// Tells where clients can connect: on the standard output, in the log and to systemd.

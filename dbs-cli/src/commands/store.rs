@@ -3,7 +3,7 @@
 use crate::confirm::confirm;
 use crate::context::{Context, typed};
 use crate::exit;
-use crate::output::{exact_size, facts, print, print_json};
+use crate::output::{check_open, exact_size, facts, print, print_json};
 use crate::pipes::sync;
 use crate::progress::Unit;
 use crate::spec;
@@ -351,6 +351,7 @@ struct Stdout;
 
 impl Write for Stdout {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        check_open()?;
         io::stdout().lock().write(bytes)
     }
 

@@ -1,8 +1,11 @@
 //! Which store a command acts on, who may reach its server, and what nobody is to overwrite.
 
 use crate::support::{Place, Run, hangups_are_ignored, noise, run};
+use dbs_core::{OpenOptions, Store};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -462,4 +465,76 @@ fn a_hangup_ends_a_server_in_good_order() {
     let (code, log) = server.ended();
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("stopped"), "{log}");
+}
+
+/// `dbs` with its standard output closed, or where `to` says; the exit code and errors.
+fn with_output(place: &Place, args: &str, to: &str) -> (i32, String) {
+    let mut command = Command::new("sh");
+    let line = format!("exec \"$0\" {args} {to}");
+    command.args(["-c", &line, env!("CARGO_BIN_EXE_dbs")]).env("DBS_STORE", place.store());
+    let run = run(command.env("DBS_RUNTIME_DIR", place.path("run")).current_dir(place.dir.path()));
+    (run.code, run.stderr)
+}
+
+/// Found by review: the output was lost, as the library opens /dev/null in its place, and nobody was told.
+#[test]
+fn a_result_that_goes_nowhere_is_an_error() {
+    let place = Place::with_store();
+    place.json("volume create v 1MiB");
+    place.json("snapshot create v@s");
+    for args in [
+        "send v@s",
+        "volume export v@s -",
+        "dump",
+        "info",
+        "check",
+        "volume list",
+        "--json volume list",
+        "--json snapshot list v",
+        "--json info",
+        "volume map v",
+        "volume show v",
+        "snapshot show v@s",
+        "completions bash",
+    ] {
+        let (code, errors) = with_output(&place, args, ">&-");
+        assert_eq!(code, 1, "{args}: {errors}");
+        assert!(errors.contains("Bad file descriptor"), "{args}: {errors}");
+        // Who wants it nowhere says so.
+        let (code, errors) = with_output(&place, args, ">/dev/null");
+        assert_eq!(code, 0, "{args}: {errors}");
+    }
+    // What was done is done, whoever hears of it.
+    assert_eq!(with_output(&place, "snapshot create v@t", ">&-"), (0, String::new()));
+    place.json("snapshot show v@t");
+}
+
+/// Found by review: of ten restarts beside something that asked for its clients, six failed.
+#[test]
+fn a_server_waits_for_commands_that_read_the_idle_store() {
+    let place = Place::with_store();
+    // It may have waited for too long, if this was held up meanwhile.
+    let got_ready = (0..20).any(|_| {
+        let reads = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let held = Store::open(&place.store(), &reads).unwrap();
+        let mut command = place.bare();
+        command.env("DBS_STORE", place.store()).arg("serve");
+        let mut server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(server.stderr.take().unwrap());
+        let mut line = String::new();
+        log.read_line(&mut line).unwrap();
+        assert!(line.contains("event=waiting"), "it does not wait: {line}");
+        held.close().unwrap();
+        let lines: Vec<_> = log.lines().map_while(Result::ok).take(1).collect();
+        let is_ready = lines.iter().any(|line| line.contains("event=ready"));
+        kill(Pid::from_raw(server.id().cast_signed()), Signal::SIGTERM).unwrap();
+        server.wait().unwrap();
+        is_ready
+    });
+    assert!(got_ready);
+    // Another server is not waited for.
+    let served = place.serve("");
+    let second = place.dbs("serve").exits(11, "second");
+    assert!(!second.stderr.contains("event=waiting"), "{}", second.stderr);
+    assert_eq!(served.stop().0, Some(0));
 }

@@ -35,6 +35,7 @@ mod disks;
 mod engine;
 mod flushing;
 mod hosted;
+mod latency;
 mod listen;
 #[cfg(feature = "testing")]
 mod offline;
@@ -53,7 +54,7 @@ pub use address::{ListenAddress, Reserved};
 pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;
 pub use counts::{Counted, Counts};
-pub use dbs_reactor::inherited_sockets;
+pub use dbs_reactor::{inherited_sockets, output_was_closed};
 pub use delayed::{Delayed, Fate};
 pub use demand::{Answer, CarriedDisk, Demand, Disk, User};
 pub use direct::{Direct, Ended, Plan, Planned, Storage};
@@ -61,6 +62,7 @@ pub use disks::{Access, Applicant, DiskOptions, Disks, OneDisk, Opened, StoreDis
 pub use engine::{Engine, Post, ToFront};
 pub use flushing::{Flushing, Going};
 pub use hosted::{Hosted, Serves};
+pub use latency::{Latency, Times};
 pub use listen::{Listen, Listener};
 #[cfg(feature = "testing")]
 pub use offline::Offline;

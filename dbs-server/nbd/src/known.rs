@@ -1,11 +1,10 @@
 //! What all threads of a server know of a client.
 
 use super::export::Peer;
-use super::latency::Latency;
 use super::session::{Due, Kind, Operation, Session};
 use dbs_core::units::VolumeId;
 use dbs_core::volume::Volume;
-use dbs_frontend::{Counted, Counts, Fate};
+use dbs_frontend::{Counted, Counts, Fate, Latency};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

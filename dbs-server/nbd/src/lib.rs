@@ -22,7 +22,6 @@ pub mod export;
 pub mod handshake;
 mod input;
 mod known;
-mod latency;
 #[cfg(feature = "testing")]
 mod local;
 mod options;

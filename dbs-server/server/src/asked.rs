@@ -22,6 +22,9 @@ pub trait Asked: Send + Sync + 'static {
     /// What the last check and the last scrub have found.
     fn findings(&self) -> Findings;
 
+    /// Says of what is not as its user wants it: in the log, and as a warning of the store to who asks for them.
+    fn notice(&self, text: String);
+
     /// Runs a command, as if it came over the control socket. One that takes long asks now and then whether to go
     /// on.
     ///

@@ -248,8 +248,7 @@ impl Serving {
     /// Says of what is not as its user wants it, and does not keep the store from being served: in the log, and as
     /// a warning of the store to who asks for them.
     pub fn notice(&self, text: String) {
-        log::error("serve", &[("error", &text)]);
-        self.service.notices().push(text);
+        self.service.notice(text);
     }
 
     /// The block devices of its volumes.
@@ -463,6 +462,11 @@ impl Asked for StoreService {
     fn top(&self) -> Top {
         let clients = clients::loads(&self.store, self.doors());
         Top::now(&self.store, self.started, clients, self.devices.list(), self.jobs.list())
+    }
+
+    fn notice(&self, text: String) {
+        log::error("serve", &[("error", &text)]);
+        self.notices().push(text);
     }
 
     fn findings(&self) -> Findings {

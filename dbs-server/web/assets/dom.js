@@ -68,6 +68,23 @@ export function span(seconds) {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 }
 
+/** Nanoseconds as a person says them. */
+export function took(ns) {
+  if (ns < 1) return "–";
+  const [value, unit] = ns < 1e6 ? [ns / 1e3, "µs"] : ns < 1e9 ? [ns / 1e6, "ms"] : [ns / 1e9, "s"];
+  return `${value.toFixed(value >= 99.5 ? 0 : value >= 9.95 ? 1 : 2)} ${unit}`;
+}
+
+/** Replaces what an element shows, if it is other than it was: `is` says what it is. Who uses a button in it, still does. */
+export function replace(element, is, make) {
+  const texts = JSON.stringify(is);
+  if (element.dataset.texts === texts) return;
+  element.dataset.texts = texts;
+  const used = element.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+  element.replaceChildren(...make());
+  if (used !== null) [...element.querySelectorAll("[aria-label]")].find((one) => one.getAttribute("aria-label") === used)?.focus();
+}
+
 /** A table: columns are `[title, class]`, rows are arrays of texts and elements. */
 export function table(caption, columns, rows) {
   const head = columns.map(([title, kind]) => el("th", { scope: "col", class: kind }, title));

@@ -2,7 +2,24 @@
 
 import { colour, el, sharp } from "./dom.js";
 
-const POINTS = 180;
+/** As many as the server keeps. */
+const POINTS = 3600;
+/** What can be shown, in seconds. */
+const SPANS = [[180, "3 min"], [900, "15 min"], [3600, "1 h"]];
+let shown = SPANS[0][0];
+
+/** Buttons that choose how much of the past all graphs show; `draw` draws them. */
+export function spans(draw) {
+  const buttons = SPANS.map(([seconds, text]) => el("button", {
+    type: "button", "aria-label": `Show the last ${text}`, "aria-pressed": String(seconds === shown),
+    onclick: () => {
+      shown = seconds;
+      buttons.forEach((button, at) => button.setAttribute("aria-pressed", String(SPANS[at][0] === shown)));
+      draw();
+    },
+  }, text));
+  return el("div", { class: "buttons spans", role: "group", "aria-label": "Graphs show the last" }, buttons);
+}
 
 /** A step that a person would choose for the top of an axis. */
 function top(most, base) {
@@ -41,7 +58,9 @@ export class Graph {
     });
     if (!this.canvas.isConnected || this.canvas.clientWidth === 0) return;
     const { draw, width, height } = sharp(this.canvas, 96);
-    const most = top(Math.max(1, ...this.points.flatMap(([, values]) => values)), this.base);
+    const end = this.points.at(-1)?.[0] ?? 0;
+    const points = this.points.filter(([at]) => at >= end - shown);
+    const most = top(Math.max(1, ...points.flatMap(([, values]) => values)), this.base);
     const left = 64;
     draw.font = "11px system-ui, sans-serif";
     draw.textAlign = "right";
@@ -56,14 +75,13 @@ export class Graph {
       draw.fillStyle = colour("quiet");
       draw.fillText(part === 0 ? "0" : this.text(most * part), left - 8, y);
     }
-    const end = this.points.at(-1)?.[0] ?? 0;
     this.series.forEach(([, tint], which) => {
       draw.strokeStyle = colour(tint);
       draw.lineWidth = 1.75;
       draw.lineJoin = "round";
       draw.beginPath();
-      this.points.forEach(([at, values], index) => {
-        const x = width - ((end - at) / POINTS) * (width - left);
+      points.forEach(([at, values], index) => {
+        const x = width - ((end - at) / shown) * (width - left);
         const y = height - 8 - (values[which] / most) * (height - 18);
         if (index === 0) draw.moveTo(x, y);
         else draw.lineTo(x, y);

@@ -1,19 +1,15 @@
 //! The answer to a request: who is let in, and to what.
 
 use crate::address::Names;
-use crate::asks::{Leave, leave};
-use crate::assets;
-use crate::live::{Live, Update};
+use crate::assets::Assets;
+use crate::subject::{Leave, Order, Subject, encode};
 use crate::token::Token;
 use dbs_control::Failure;
-use dbs_control::api::Request as Command;
 use dbs_core::{Error, ErrorKind};
-use dbs_server::asked::Asked;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,8 +31,8 @@ const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; f
 
 /// What all requests share.
 pub(crate) struct Page {
-    pub(crate) asked: Arc<dyn Asked>,
-    pub(crate) live: Live,
+    pub(crate) subject: Arc<dyn Subject>,
+    pub(crate) assets: Assets,
     pub(crate) token: Token,
     pub(crate) names: Names,
     /// `http` or `https`.
@@ -44,8 +40,6 @@ pub(crate) struct Page {
     pub(crate) admin: bool,
     /// For commands that look at every layer or extent.
     pub(crate) one_at_a_time: Arc<Semaphore>,
-    /// Where it is: the name of the machine, and the path of the store.
-    pub(crate) place: [String; 2],
     /// Says when the server stops.
     pub(crate) stopped: watch::Receiver<bool>,
 }
@@ -57,15 +51,6 @@ impl Drop for Waits {
     fn drop(&mut self) {
         self.0.store(true, Ordering::SeqCst);
     }
-}
-
-/// What a page is told, and where it is.
-#[derive(Serialize)]
-struct Told<'a> {
-    #[serde(flatten)]
-    update: Update,
-    host: &'a str,
-    path: &'a str,
 }
 
 /// An answer.
@@ -123,7 +108,7 @@ impl Page {
         let path = request.uri().path().to_owned();
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         if !path.starts_with("/api/") {
-            let Some(file) = assets::find(&path) else {
+            let Some(file) = self.assets.find(&path) else {
                 return Err(refusal(StatusCode::NOT_FOUND, "there is no such page"));
             };
             return match is_read {
@@ -135,14 +120,9 @@ impl Page {
         match (is_read, path.as_str()) {
             (true, "/api/live") => {
                 let cursor = cursor(request.uri().query()).map(str::to_owned);
-                self.ask(move |page, _| {
-                    let update = page.live.update(&*page.asked, cursor.as_deref(), page.admin);
-                    let [host, path] = &page.place;
-                    encode(&update.map(|update| Told { update, host, path }))
-                })
-                .await
+                self.ask(move |page, _| page.subject.live(cursor.as_deref(), page.admin)).await
             }
-            (true, "/api/findings") => self.ask(|page, _| encode(&page.asked.findings())).await,
+            (true, "/api/findings") => self.ask(|page, _| page.subject.findings()).await,
             (false, "/api/command") if request.method() == Method::POST => {
                 self.command(request).await
             }
@@ -195,11 +175,11 @@ impl Page {
             let status = if long { StatusCode::PAYLOAD_TOO_LARGE } else { StatusCode::BAD_REQUEST };
             refusal(status, "the body is too long, or was cut off")
         })?;
-        let wire = serde_json::from_slice::<Value>(&body.to_bytes()).and_then(Command::from_wire);
-        let command = wire.map_err(|error| {
+        let wire = serde_json::from_slice::<Value>(&body.to_bytes()).map_err(|e| e.to_string());
+        let order = wire.and_then(|wire| self.subject.order(wire));
+        let Order { leave, run } = order.map_err(|error| {
             refusal(StatusCode::BAD_REQUEST, &format!("this is no command: {error}"))
         })?;
-        let leave = leave(&command);
         let turn = match leave {
             Leave::Look => None,
             Leave::LookAtAll => Arc::clone(&self.one_at_a_time).acquire_owned().await.ok(),
@@ -208,25 +188,25 @@ impl Page {
                 let text = "this page can only look: start the server with --web-admin to change something here";
                 return Err(refusal(StatusCode::FORBIDDEN, text));
             }
-            Leave::LacksUuid => {
-                let text = "the command must have the uuid of what its user has confirmed";
-                return Err(refusal(StatusCode::BAD_REQUEST, text));
+            Leave::Lacks(name) => {
+                let text =
+                    format!("the command must have the {name} of what its user has confirmed");
+                return Err(refusal(StatusCode::BAD_REQUEST, &text));
             }
             Leave::Never => {
-                let text =
-                    "this command cannot be given here: use `dbs` on the machine of the server";
+                let text = "this command cannot be given here: use the command line on the machine of the server";
                 return Err(refusal(StatusCode::FORBIDDEN, text));
             }
         };
-        self.ask(move |page, go_on| {
+        self.ask(move |_, go_on| {
             // Its turn lasts as long as the command does, and not only as its client does.
             let _turn = turn;
-            encode(&page.asked.command(&command, go_on)?)
+            encode(&run(go_on)?)
         })
         .await
     }
 
-    /// Asks the server of the store, on another thread: it may have to wait. When the client has gone or the server
+    /// Asks what the page is about, on another thread: it may have to wait. When the client has gone or the server
     /// stops, it is told not to go on, and does not begin.
     async fn ask(
         self: Arc<Self>,
@@ -249,11 +229,6 @@ impl Page {
             Err(_) => Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, "the question has panicked")),
         }
     }
-}
-
-fn encode(value: &impl Serialize) -> dbs_core::Result<Vec<u8>> {
-    serde_json::to_vec(value)
-        .map_err(|e| Error::new(ErrorKind::Io, format!("encoding an answer: {e}")))
 }
 
 /// What a page was told the last time.

@@ -1,12 +1,13 @@
-//! The server of the page: one thread with its connections, and a few that ask the server of the store.
+//! The server of the page: one thread with its connections, and a few that ask what the page is about.
 
 use crate::address::Names;
 use crate::answer::Page;
-use crate::live::Live;
+use crate::assets::Assets;
+use crate::subject::Subject;
 use crate::token::Token;
 use dbs_core::{Error, Result};
+use dbs_frontend::ListenAddress;
 use dbs_frontend::tls::TlsConfig;
-use dbs_server::asked::Asked;
 use dbs_service::log;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -17,16 +18,17 @@ use std::net::TcpListener;
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::task::spawn_blocking;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 /// Connections at once; further ones are closed. A browser makes six.
 const CONNECTIONS_MAX: usize = 64;
-/// Threads that ask the server of the store.
+/// Threads that ask what the page is about.
 const ASKING_THREADS: usize = 4;
 /// Longest head of a request, and most of its lines.
 const HEAD_MAX_BYTES: usize = 16 << 10;
@@ -40,6 +42,10 @@ const LIFE: Duration = Duration::from_secs(120);
 const LAST: Duration = Duration::from_secs(30);
 /// The same when the server stops.
 const LAST_AT_STOP: Duration = Duration::from_secs(1);
+/// Between two attempts at an address that somebody else has.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Between two looks at what the graphs show.
+const TICK: Duration = Duration::from_secs(1);
 /// Rest after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -54,8 +60,56 @@ pub struct WebOptions {
     pub token: Token,
     /// Whether the page may change something.
     pub admin: bool,
-    /// Where it is, which the page says: the name of the machine, and the path of the store.
-    pub place: [String; 2],
+    /// How long to wait for an address that somebody else has.
+    pub patience: Duration,
+}
+
+/// Where a page listens; or is to, once another process has left: that of an older server, which ends.
+#[derive(Debug)]
+pub struct WebSocket(std::result::Result<TcpListener, ListenAddress>);
+
+impl WebSocket {
+    /// Listens, unless somebody else does.
+    ///
+    /// # Errors
+    /// Those of the system, but that the address is in use.
+    pub fn take(address: &ListenAddress) -> io::Result<Self> {
+        match address.bind() {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => Ok(Self(Err(address.clone()))),
+            bound => bound.map(|listener| Self(Ok(listener))),
+        }
+    }
+
+    fn url(&self, scheme: &str) -> io::Result<String> {
+        Ok(match &self.0 {
+            Ok(listener) => format!("{scheme}://{}/", listener.local_addr()?),
+            Err(address) => format!("{scheme}://{address}/"),
+        })
+    }
+
+    /// The listener; of an address that is in use, when it is not any more, or has been for too long. `None` if the
+    /// server is to stop before.
+    async fn listener(
+        self,
+        patience: Duration,
+        stopped: &mut watch::Receiver<bool>,
+    ) -> io::Result<Option<TcpListener>> {
+        let address = match self.0 {
+            Ok(listener) => return Ok(Some(listener)),
+            Err(address) => address,
+        };
+        let deadline = Instant::now() + patience;
+        loop {
+            match address.bind() {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {}
+                bound => return bound.map(Some),
+            }
+            tokio::select! {
+                () = sleep(AGAIN) => {}
+                () = until(stopped) => return Ok(None),
+            }
+        }
+    }
 }
 
 /// A page that is being served. Dropping it ends that, and returns when nothing of it asks anything any more.
@@ -67,47 +121,44 @@ pub struct WebServer {
 }
 
 impl WebServer {
-    /// Serves the page on this socket. Without TLS that must be loopback.
+    /// Serves the page on this socket. Without TLS that must be loopback. [`Subject::not_served`] is told if it waits in
+    /// vain.
     ///
     /// # Errors
     /// `Invalid` for another address without TLS; `Io` if the socket cannot be used, or there is no thread for it.
     pub fn start(
-        asked: Arc<dyn Asked>,
-        listener: TcpListener,
+        subject: Arc<dyn Subject>,
+        socket: WebSocket,
         options: WebOptions,
     ) -> Result<Self> {
         let failed = |e: io::Error| Error::io(e, "serving the web page");
-        let address = listener.local_addr().map_err(failed)?;
-        if options.tls.is_none() && !address.ip().is_loopback() {
-            return Err(Error::invalid(format!(
-                "the web page on {address} needs TLS, as its token could be read on the way: give --tls-dir, or listen \
-                 on loopback and come through `ssh -L`"
-            )));
+        let is_secure = options.tls.is_some();
+        if let Ok(listener) = &socket.0 {
+            check(listener, is_secure)?;
         }
-        listener.set_nonblocking(true).map_err(failed)?;
         let runtime = Builder::new_current_thread()
             .enable_all()
             .thread_name("web-ask")
             .max_blocking_threads(ASKING_THREADS)
             .build()
             .map_err(failed)?;
-        let scheme = if options.tls.is_some() { "https" } else { "http" };
+        let scheme = if is_secure { "https" } else { "http" };
         let acceptor = options.tls.map(|tls| TlsAcceptor::from(Arc::clone(tls.rustls())));
         let (stop, stopped) = watch::channel(false);
         let page = Arc::new(Page {
-            asked,
-            live: Live::default(),
+            assets: Assets::of(subject.view()),
+            subject,
             token: options.token,
             names: Names::new(options.names),
             scheme,
             admin: options.admin,
             one_at_a_time: Arc::new(Semaphore::new(1)),
-            place: options.place,
             stopped: stopped.clone(),
         });
-        let serve = move || run(&runtime, listener, acceptor, page, stopped);
+        let url = socket.url(scheme).map_err(failed)?;
+        let bound = (socket, options.patience);
+        let serve = move || run(&runtime, bound, acceptor, &page, stopped);
         let thread = thread::Builder::new().name("web".to_owned()).spawn(serve);
-        let url = format!("{scheme}://{address}/");
         Ok(Self { url, stop, thread: Some(thread.map_err(failed)?) })
     }
 
@@ -125,20 +176,53 @@ impl Drop for WebServer {
     }
 }
 
+/// Makes sure that the token cannot be read on the way.
+fn check(listener: &TcpListener, is_secure: bool) -> Result<()> {
+    let address = listener.local_addr().map_err(|e| Error::io(e, "serving the web page"))?;
+    if is_secure || address.ip().is_loopback() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the web page on {address} needs TLS, as its token could be read on the way: give a directory with its certificate \
+         (--tls-dir of `dbs serve`, --web-tls-dir of `longhorn controller`), or listen on loopback and come through `ssh -L`"
+    )))
+}
+
 fn run(
     runtime: &Runtime,
-    listener: TcpListener,
+    (socket, patience): (WebSocket, Duration),
     acceptor: Option<TlsAcceptor>,
-    page: Arc<Page>,
-    stopped: watch::Receiver<bool>,
+    page: &Arc<Page>,
+    mut stopped: watch::Receiver<bool>,
 ) {
     let served = runtime.block_on(async {
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        accept(&listener, acceptor, &page, stopped).await;
-        Ok::<_, io::Error>(())
+        let failed = |e: io::Error| Error::io(e, "serving the web page");
+        tokio::spawn(watch(Arc::clone(page), stopped.clone()));
+        let waited = socket.listener(patience, &mut stopped).await.map_err(failed)?;
+        let Some(listener) = waited else { return Ok(()) };
+        check(&listener, acceptor.is_some())?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+        accept(&listener, acceptor, page, stopped).await;
+        Ok::<_, Error>(())
     });
     if let Err(error) = served {
-        log::error("web", &[("error", &error)]);
+        page.subject.not_served(&error);
+    }
+}
+
+/// Has the figures of the graphs kept, whether somebody looks or not.
+async fn watch(page: Arc<Page>, mut stopped: watch::Receiver<bool>) {
+    let mut seconds = interval(TICK);
+    seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _now = seconds.tick() => {}
+            () = until(&mut stopped) => return,
+        }
+        let subject = Arc::clone(&page.subject);
+        // One that panics has said so, and the next may not.
+        let _panicked = spawn_blocking(move || subject.tick()).await;
     }
 }
 

@@ -8,7 +8,7 @@ use dbs_frontend::Socket;
 use dbs_frontend::tls::{SERVER, TlsClient, TlsConfig, TlsSocket, TlsStream};
 use dbs_server::asked::{Asked, Findings};
 use dbs_server::top::{Started, Top};
-use dbs_web::{Token, WebOptions, WebServer};
+use dbs_web::{StorePage, Token, WebOptions, WebServer, WebSocket};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::Value;
 use std::fs;
@@ -32,6 +32,10 @@ impl Asked for Alone {
         Top::now(&self.0, Started::now(), Vec::new(), Vec::new(), Vec::new())
     }
 
+    fn notice(&self, text: String) {
+        panic!("{text}");
+    }
+
     fn findings(&self) -> Findings {
         Findings::default()
     }
@@ -39,6 +43,16 @@ impl Asked for Alone {
     fn command(&self, request: &Request, go_on: &mut dyn FnMut() -> bool) -> Result<Value> {
         api::execute(&self.0, request, &mut |_| go_on())
     }
+}
+
+fn page_of(asked: impl Asked) -> Arc<StorePage> {
+    Arc::new(StorePage::new(Arc::new(asked), "store.dbs".to_owned()))
+}
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn any_port() -> WebSocket {
+    WebSocket::take(&"127.0.0.1:0".parse().unwrap()).unwrap()
 }
 
 fn certificates(dir: &Path) -> (TlsConfig, TlsClient) {
@@ -91,6 +105,10 @@ impl Asked for Endless {
         Top::now(&self.store, Started::now(), Vec::new(), Vec::new(), Vec::new())
     }
 
+    fn notice(&self, text: String) {
+        panic!("{text}");
+    }
+
     fn findings(&self) -> Findings {
         Findings::default()
     }
@@ -126,12 +144,11 @@ fn what_nobody_waits_for_ends_and_so_does_the_server() {
         body.len()
     );
     let options =
-        WebOptions { tls: None, names: Vec::new(), token, admin: false, place: Default::default() };
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let page = WebServer::start(Arc::new(asked), listener, options).unwrap();
+        WebOptions { tls: None, names: Vec::new(), token, admin: false, patience: PATIENCE };
+    let page = WebServer::start(page_of(asked), any_port(), options).unwrap();
+    let address = page.url().strip_prefix("http://").unwrap().trim_end_matches('/').to_owned();
     let send = || {
-        let mut client = TcpStream::connect(address).unwrap();
+        let mut client = TcpStream::connect(&address).unwrap();
         client.write_all(request.as_bytes()).unwrap();
         client
     };
@@ -162,15 +179,9 @@ fn the_page_is_served_over_tls_and_not_without() {
     let (tls, client) = certificates(dir.path());
     let token = Token::random().unwrap();
     let bearer = format!("Host: localhost\r\nAuthorization: Bearer {}", token.text());
-    let options = WebOptions {
-        tls: Some(tls),
-        names: Vec::new(),
-        token,
-        admin: false,
-        place: Default::default(),
-    };
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let page = WebServer::start(Arc::new(Alone(store.clone())), listener, options).unwrap();
+    let options =
+        WebOptions { tls: Some(tls), names: Vec::new(), token, admin: false, patience: PATIENCE };
+    let page = WebServer::start(page_of(Alone(store.clone())), any_port(), options).unwrap();
 
     // Some begin a handshake and say no more, others speak without TLS: nobody is kept waiting.
     let silent: Vec<_> = (0..8).map(|_| connect(page.url())).collect();
@@ -187,5 +198,69 @@ fn the_page_is_served_over_tls_and_not_without() {
     drop(silent);
     // When it is gone, nothing of it has the store.
     drop(page);
+    store.close().unwrap();
+}
+
+/// Says what it was told.
+struct Told(Store, mpsc::Sender<String>);
+
+impl Asked for Told {
+    fn store(&self) -> &Store {
+        &self.0
+    }
+
+    fn top(&self) -> Top {
+        Top::now(&self.0, Started::now(), Vec::new(), Vec::new(), Vec::new())
+    }
+
+    fn notice(&self, text: String) {
+        self.1.send(text).unwrap();
+    }
+
+    fn findings(&self) -> Findings {
+        Findings::default()
+    }
+
+    fn command(&self, request: &Request, go_on: &mut dyn FnMut() -> bool) -> Result<Value> {
+        api::execute(&self.0, request, &mut |_| go_on())
+    }
+}
+
+/// An older server may have it still for a moment, as in an upgrade.
+#[test]
+fn a_port_that_is_taken_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = small_store(dir.path());
+    let (tells, told) = mpsc::channel();
+    let older = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = older.local_addr().unwrap();
+    let start = |patience: Duration| {
+        let token = Token::random().unwrap();
+        let options = WebOptions { tls: None, names: Vec::new(), token, admin: false, patience };
+        let socket = WebSocket::take(&address.to_string().parse().unwrap()).unwrap();
+        let page = page_of(Told(store.clone(), tells.clone()));
+        WebServer::start(page, socket, options).unwrap()
+    };
+    let page = start(PATIENCE);
+    assert_eq!(page.url(), format!("http://{address}/"));
+    drop(older);
+    let end = Instant::now() + PATIENCE;
+    let mut client = loop {
+        assert!(Instant::now() < end, "nobody listens");
+        match TcpStream::connect(address) {
+            Ok(client) => break client,
+            Err(_) => thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    // Not for ever, and one that waits can be stopped.
+    let in_vain = start(Duration::ZERO);
+    let text = told.recv_timeout(PATIENCE).expect("nobody was told");
+    assert!(text.starts_with("the web page is not served: "), "{text}");
+    let waits = start(Duration::from_secs(3600));
+    drop((waits, in_vain, page));
     store.close().unwrap();
 }

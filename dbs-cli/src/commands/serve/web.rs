@@ -5,13 +5,17 @@ use clap::Args;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_nbd::TlsConfig;
 use dbs_server::serve::Serving;
-use dbs_web::{Token, WebAddress, WebOptions, WebServer};
+use dbs_web::{StorePage, Token, WebAddress, WebOptions, WebServer, WebSocket};
 use std::fs::File;
 use std::io::stdout;
-use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long to wait for an address that an older server may have still.
+const PATIENCE: Duration = Duration::from_secs(6);
 
 /// Where and to whom the page is served.
 #[derive(Debug, Args)]
@@ -35,8 +39,10 @@ pub struct Web {
 
 /// The page, before the store is open.
 pub struct Ready {
-    listener: TcpListener,
+    socket: WebSocket,
     options: WebOptions,
+    /// Of the store.
+    path: String,
     /// What is put behind its address for who may have it.
     secret: String,
 }
@@ -80,19 +86,15 @@ impl Web {
             Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
             Err(error) => return Ok(Some(Err(error))),
         };
-        let bound = address.bind().map_err(|e| Error::io(e, "serving the web page"));
-        let listener = match bound {
-            Ok(listener) => listener,
+        let bound = WebSocket::take(&address).map_err(|e| Error::io(e, "serving the web page"));
+        let socket = match bound {
+            Ok(socket) => socket,
             Err(error) => return Ok(Some(Err(error))),
         };
-        let host = nix::sys::utsname::uname().map_or_else(
-            |_| String::new(),
-            |names| names.nodename().to_string_lossy().into_owned(),
-        );
-        let place = [host, context.store()?.display().to_string()];
+        let path = context.store()?.display().to_string();
         let names = self.web_name.into_iter().chain([address.host]).collect();
-        let options = WebOptions { tls, names, token, admin: self.web_admin, place };
-        Ok(Some(Ok(Ready { listener, options, secret })))
+        let options = WebOptions { tls, names, token, admin: self.web_admin, patience: PATIENCE };
+        Ok(Some(Ok(Ready { socket, options, path, secret })))
     }
 }
 
@@ -109,7 +111,7 @@ pub struct Shown {
 /// # Errors
 /// Those of [`WebServer::start`].
 pub fn serve(serving: Serving, ready: Option<Result<Ready>>) -> Result<(Serving, Option<Shown>)> {
-    let Ready { listener, options, secret } = match ready {
+    let Ready { socket, options, path, secret } = match ready {
         None => return Ok((serving, None)),
         Some(Ok(ready)) => ready,
         Some(Err(error)) => {
@@ -117,7 +119,8 @@ pub fn serve(serving: Serving, ready: Option<Result<Ready>>) -> Result<(Serving,
             return Ok((serving, None));
         }
     };
-    match WebServer::start(serving.asked(), listener, options) {
+    let page = Arc::new(StorePage::new(serving.asked(), path));
+    match WebServer::start(page, socket, options) {
         Ok(server) => {
             let url = format!("{}{secret}", server.url());
             Ok((serving, Some(Shown { server, url })))

@@ -2,12 +2,13 @@
 
 use super::Usages;
 use dbs_core::info::VolumeIo;
+use dbs_frontend::Times;
 use dbs_server::clients::{Client, Load, Requests};
 use dbs_server::jobs::Job;
 use dbs_server::top::{Top, VolumeLoad};
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 /// What happened in a second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -18,10 +19,6 @@ pub struct Rates {
     pub read_bytes: f64,
     pub written_bytes: f64,
 }
-
-/// Ends of ranges of time in nanoseconds, and how many requests took so long.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Times(BTreeMap<u64, u64>);
 
 /// What a volume or a client was asked for.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -62,45 +59,16 @@ impl Rates {
     }
 }
 
-impl Times {
-    fn since(now: &[(u64, u64)], before: &[(u64, u64)]) -> Self {
-        let before: HashMap<_, _> = before.iter().copied().collect();
-        let more = |(end, count): &(u64, u64)| {
-            (*end, count.saturating_sub(before.get(end).copied().unwrap_or(0)))
-        };
-        Self(now.iter().map(more).filter(|(_, count)| *count > 0).collect())
-    }
-
-    /// These and those.
-    pub fn and(&self, others: &Self) -> Self {
-        let mut sum = self.clone();
-        for (end, count) in &others.0 {
-            *sum.0.entry(*end).or_default() += count;
-        }
-        sum
-    }
-
-    /// What so many of 100 requests took less than; nothing if there was none.
-    pub fn percentile(&self, percent: u64) -> Option<u64> {
-        let total: u64 = self.0.values().sum();
-        let wanted = u128::from(total) * u128::from(percent);
-        let mut seen = 0;
-        self.0.iter().find_map(|(end, count)| {
-            seen += u128::from(*count) * 100;
-            (seen >= wanted).then_some(*end)
-        })
-    }
-
-    fn document(&self) -> Value {
-        match self.0.is_empty() {
-            true => Value::Null,
-            false => json!({
-                "p50_ns": self.percentile(50),
-                "p90_ns": self.percentile(90),
-                "p99_ns": self.percentile(99),
-                "requests": self.0.values().sum::<u64>(),
-            }),
-        }
+/// Percentiles, as documents have them.
+fn document(times: &Times) -> Value {
+    match times.requests() {
+        0 => Value::Null,
+        requests => json!({
+            "p50_ns": times.percentile(50),
+            "p90_ns": times.percentile(90),
+            "p99_ns": times.percentile(99),
+            "requests": requests,
+        }),
     }
 }
 
@@ -123,7 +91,7 @@ impl Flow {
         into["rates"] = json!(self.rates);
         into["in_flight"] = json!(self.in_flight);
         into["latency"] =
-            json!({ "reads": self.reads.document(), "writes": self.writes.document() });
+            json!({ "reads": document(&self.reads), "writes": document(&self.writes) });
     }
 }
 

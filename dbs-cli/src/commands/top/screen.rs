@@ -2,10 +2,11 @@
 
 use super::Usages;
 use super::keys::Key;
-use super::measure::{Measured, Times};
+use super::measure::Measured;
 use super::table::{Cell, Column, Order, Row, View, filter, fit, layout, line};
 use crate::output::printable;
 use dbs_core::format_size;
+use dbs_frontend::Times;
 use dbs_server::top::Top;
 use std::path::Path;
 use std::time::Duration;

@@ -1,11 +1,12 @@
 //! The screens as text, and what keys and answers do to them.
 
 use super::keys::{Key, keys};
-use super::measure::{Measured, Times};
+use super::measure::Measured;
 use super::screen::{Screen, Style, Todo};
 use super::table::{Order, fit};
 use super::{Usages, interval};
 use dbs_core::info::Usage;
+use dbs_frontend::Times;
 use dbs_server::top::Top;
 use serde_json::{Value, json};
 use std::path::Path;

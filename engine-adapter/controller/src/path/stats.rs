@@ -1,7 +1,7 @@
 //! What a path has done: counted by each reactor for itself, added up on demand.
 
 use crate::rules::{Mode, ReplicaId};
-use dbs_frontend::Action;
+use dbs_frontend::{Action, Latency, Times};
 use longhorn_data::stats::add;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -52,6 +52,8 @@ pub(super) struct Counters {
     bytes: [AtomicU64; 4],
     errors: [AtomicU64; 4],
     nanos: [AtomicU64; 4],
+    /// How long reads and writes took.
+    latency: [Latency; 2],
     /// Reads that another replica was asked for again.
     pub retries: AtomicU64,
     /// Writes that were made one of whole blocks.
@@ -71,6 +73,10 @@ impl Counters {
             None => add(&self.errors[at], 1),
         }
         add(&self.nanos[at], u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        // Reads and writes are the first two kinds.
+        if let Some(latency) = self.latency.get(at) {
+            latency.count(took);
+        }
     }
 }
 
@@ -104,6 +110,8 @@ pub struct PathStats {
     pub errors: [u64; 4],
     /// Time that requests took, all together, by [`PathKind`].
     pub time: [Duration; 4],
+    /// How long reads took, and writes, to an eighth.
+    pub latency: [Times; 2],
     /// Reads that another replica was asked for again.
     pub retries: u64,
     /// Unaligned writes that were widened for a replica being rebuilt.
@@ -124,6 +132,9 @@ impl PathStats {
         sum(&mut self.errors, &counters.errors);
         for (to, from) in self.time.iter_mut().zip(&counters.nanos) {
             *to += Duration::from_nanos(from.load(Relaxed));
+        }
+        for (to, from) in self.latency.iter_mut().zip(&counters.latency) {
+            to.add(&from.get());
         }
         self.retries += counters.retries.load(Relaxed);
         self.widened += counters.widened.load(Relaxed);

@@ -126,6 +126,7 @@ impl Controller {
         self.state().size = size;
         self.parts.path.resize(size);
         drop(pause);
+        self.happened("expanded", &[("size", &size)]);
         Ok(())
     }
 

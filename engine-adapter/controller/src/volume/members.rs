@@ -154,6 +154,9 @@ impl Controller {
             }
         }
         self.state().members.push(member.clone());
+        let fields: [(&str, &dyn std::fmt::Display); 2] =
+            [("replica", &member.target.address), ("mode", &member.mode)];
+        self.happened("replica-added", &fields);
         if !self.parts.path.set_mode(member.id, member.mode) {
             self.fault(member.id, Fault::Data, "it failed before it was added");
         }
@@ -193,6 +196,7 @@ impl Controller {
         self.parts.path.set_mode(member.id, Mode::Err);
         self.parts.path.remove(member.id);
         self.parts.replicas.close_soon(&member.target);
+        self.happened("replica-removed", &[("replica", &address)]);
         Ok(())
     }
 

@@ -9,6 +9,7 @@
 
 mod expand;
 pub mod file;
+mod happened;
 mod host;
 mod members;
 mod metrics;
@@ -19,6 +20,7 @@ mod settings;
 mod snapshot;
 mod start;
 
+pub use happened::Event;
 pub use host::{Machine, forget_frozen, thaw, thaw_left};
 pub use metrics::Fault;
 pub use parts::{
@@ -125,6 +127,7 @@ pub struct Controller {
     state: Mutex<State>,
     metrics: Mutex<metrics::LastSecond>,
     faults: metrics::Faults,
+    happened: happened::Happened,
 }
 
 impl Controller {
@@ -152,6 +155,7 @@ impl Controller {
             state: Mutex::new(state),
             metrics: Mutex::default(),
             faults: metrics::Faults::default(),
+            happened: happened::Happened::default(),
         });
         // A relay that has a controller keeps it.
         let _ = relay.0.set(Arc::downgrade(&controller));
@@ -249,10 +253,16 @@ impl Controller {
             let mut state = self.state();
             let member = state.members.iter_mut().find(|member| member.id == replica);
             let member = member.filter(|member| member.mode.may_become(mode));
-            member.map(|member| member.mode = mode).is_some()
+            member.map(|member| {
+                member.mode = mode;
+                member.target.address.clone()
+            })
         };
+        if let Some(address) = &may {
+            self.happened("mode", &[("replica", address), ("mode", &mode)]);
+        }
         // Where the data path has seen it fail, it may have said so before the mode was changed here.
-        if may && !self.parts.path.set_mode(replica, mode) {
+        if may.is_some() && !self.parts.path.set_mode(replica, mode) {
             self.faulted(replica, "it failed before");
         }
     }
@@ -304,6 +314,7 @@ impl Controller {
 
     /// Logs something of this volume.
     fn log(&self, error: bool, event: &str, fields: &[(&str, &dyn fmt::Display)]) {
+        self.keep(error, event, fields);
         let mut all: Vec<(&str, &dyn fmt::Display)> = vec![("volume", &self.options.volume)];
         all.extend_from_slice(fields);
         self.parts.host.log(error, event, &all);

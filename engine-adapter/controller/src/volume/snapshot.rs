@@ -66,7 +66,7 @@ impl Controller {
         let outcome = self.settle_snapshot(&members, &answers);
         drop(pause);
         drop(frozen);
-        outcome.map(|()| name)
+        outcome.inspect(|()| self.happened("snapshot", &[("name", &name)])).map(|()| name)
     }
 
     /// Thaws what is frozen for a snapshot: the process is about to end without it.
@@ -180,6 +180,7 @@ impl Controller {
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &call, Some(timeout));
         self.settle_revert(&disk, &members, &answers)
+            .inspect(|()| self.happened("reverted", &[("snapshot", &name)]))
     }
 
     /// The replicas that are to go back, if they may.

@@ -378,6 +378,7 @@ impl Controller {
             frontend.start(&offer).map_err(|error| error.context(what))?;
         }
         self.state().frontend = Some(frontend);
+        self.happened("frontend", &[("kind", &kind)]);
         Ok(())
     }
 
@@ -387,7 +388,10 @@ impl Controller {
     /// It does not end.
     pub fn shutdown_frontend(&self) -> Result<()> {
         let frontend = self.state().frontend.clone();
-        frontend.map_or(Ok(()), |frontend| frontend.stop())
+        frontend.map_or(Ok(()), |frontend| {
+            let stopped = frontend.stop();
+            stopped.inspect(|()| self.happened("frontend-down", &[("kind", &frontend.name())]))
+        })
     }
 }
 

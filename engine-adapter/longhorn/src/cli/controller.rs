@@ -3,7 +3,7 @@
 use super::golang::{self, BooleanOption as _};
 use super::replica;
 use super::replica_args::{ChecksumArgs, DataProtocol, DurabilityArg, Size};
-use crate::process::{BlockDevice, Failed, FrontendOptions, LocalOptions, Process};
+use crate::process::{BlockDevice, Failed, FrontendOptions, LocalOptions, PageOptions, Process};
 use clap::{ArgAction, Args};
 use dbs_core::info::VolumeLimits;
 use dbs_core::units::BLOCK_BYTES;
@@ -14,6 +14,7 @@ use dbs_frontend::tls::TlsConfig;
 use dbs_reactor::ublk::DEPTH_MAX;
 use dbs_service::log;
 use dbs_ublk::QUEUES_MAX;
+use dbs_web::WebAddress;
 use longhorn_controller::frontend::UblkOptions;
 use longhorn_controller::path::{PathOptions, QUEUE_DEPTH_MAX};
 use longhorn_controller::rules::limits::Limits;
@@ -161,6 +162,30 @@ pub struct OurControllerArgs {
     #[arg(long, value_name = "[HOST]:PORT")]
     #[arg(env = "DBS_CONTROLLER_METRICS")]
     pub metrics: Option<ListenAddress>,
+    /// Serve a web page that shows the volume, its replicas and snapshots, and what goes through it. With PORT
+    /// alone it listens on loopback; another HOST needs TLS (--web-tls-dir). Who has the token (--web-token) is let in. The page
+    /// changes nothing, unless --web-admin. Port 0 stands for any free port, which the log names. What keeps the page
+    /// from being served does not keep the volume from it, and is in the log
+    #[arg(long, value_name = "[HOST:]PORT")]
+    #[arg(env = "DBS_CONTROLLER_WEB")]
+    pub web: Option<WebAddress>,
+    /// File with the token of the web page. If it is not there it is made, with mode 0600
+    #[arg(long, value_name = "FILE")]
+    #[arg(env = "DBS_CONTROLLER_WEB_TOKEN")]
+    pub web_token: Option<PathBuf>,
+    /// Name under which browsers ask for the web page, beside localhost, the HOST of --web and addresses; can be
+    /// repeated. Requests for other names are refused
+    #[arg(long, value_name = "NAME", action = ArgAction::Append)]
+    pub web_name: Vec<String>,
+    /// Let the web page take, revert to, remove and purge snapshots
+    #[arg(long, boolean = "false", env = "DBS_CONTROLLER_WEB_ADMIN")]
+    pub web_admin: bool,
+    /// Directory with server-cert.pem and server-key.pem for the web page, which is served over TLS then. If the
+    /// directory has a ca-cert.pem, each browser must show a certificate signed by it. Use another directory
+    /// than that of --tls-dir, whose certificates also give access to replicas
+    #[arg(long, value_name = "DIRECTORY")]
+    #[arg(env = "DBS_CONTROLLER_WEB_TLS_DIR")]
+    pub web_tls_dir: Option<PathBuf>,
     /// What `tgt-blockdev` is made with. Over iSCSI, everybody who reaches port 3260 of this machine or pod can
     /// use the volume. A block device of ublk that is there when the frontend starts stays what it is
     #[arg(long, value_enum, value_name = "KIND", default_value_t = BlockDevice::Auto)]
@@ -312,8 +337,26 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
         http_timeout_s: args.file_sync_http_client_timeout,
         listen: args.listen.clone(),
         metrics: ours.metrics.clone(),
+        web: web(ours)?,
         frontends: frontends(ours, short_timeout)?,
     })
+}
+
+/// Where and to whom the page is served.
+fn web(ours: &OurControllerArgs) -> Result<Option<PageOptions>> {
+    let Some(address) = ours.web.clone() else { return Ok(None) };
+    let Some(token) = ours.web_token.clone() else {
+        let text = "nobody would be told the token of the web page: give --web-token FILE (environment variable \
+                    DBS_CONTROLLER_WEB_TOKEN)";
+        return Err(Error::invalid(text));
+    };
+    Ok(Some(PageOptions {
+        address,
+        token,
+        names: ours.web_name.clone(),
+        admin: ours.web_admin,
+        tls_dir: ours.web_tls_dir.clone(),
+    }))
 }
 
 /// Settings of frontends.

@@ -298,7 +298,7 @@ impl Engine {
                 link.backup_restore(&backup, &disk, credential, concurrent_limit).await
             }
         };
-        let results = each(self, replicas, act).await;
+        let results = each(&self.volume, replicas, act).await;
         let errors: Vec<_> = replicas
             .iter()
             .zip(results)

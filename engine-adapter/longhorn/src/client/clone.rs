@@ -49,7 +49,7 @@ impl Engine {
                 link.clone_snapshot(&source, &volume, &snapshot, export_backing_image, &sync).await
             }
         };
-        Failures::of(&replicas, each(self, &replicas, act).await).check()
+        Failures::of(&replicas, each(&self.volume, &replicas, act).await).check()
     }
 
     /// How far replicas are with being filled from another volume.

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 pub struct Engine {
     /// As texts name it.
     pub(super) url: String,
-    volume: String,
+    pub(super) volume: String,
     calls: Calls,
 }
 
@@ -41,7 +41,12 @@ impl Listed {
 
     /// Connects to it, of whatever instance it is.
     pub(super) fn link(&self, engine: &Engine) -> Result<ReplicaLink> {
-        ReplicaLink::new(&self.address, &engine.volume, "")
+        self.link_in(&engine.volume)
+    }
+
+    /// The same, for calls that mean this volume.
+    pub(super) fn link_in(&self, volume: &str) -> Result<ReplicaLink> {
+        ReplicaLink::new(&self.address, volume, "")
     }
 }
 

@@ -32,7 +32,7 @@ impl Engine {
             let name = snapshot.to_owned();
             async move { link.hash(&name, rehash).await }
         };
-        Failures::of(&replicas, each(self, &replicas, act).await).check()
+        Failures::of(&replicas, each(&self.volume, &replicas, act).await).check()
     }
 
     /// Ends that.
@@ -45,7 +45,7 @@ impl Engine {
             let name = snapshot.to_owned();
             async move { link.hash_cancel(&name).await }
         };
-        Failures::of(&replicas, each(self, &replicas, act).await).check()
+        Failures::of(&replicas, each(&self.volume, &replicas, act).await).check()
     }
 
     /// The checksums, and how far they are.
@@ -59,7 +59,7 @@ impl Engine {
             async move { status(&replica, &link, &name).await }
         };
         let mut statuses = ByReplica::new();
-        for (replica, status) in replicas.iter().zip(each(self, &replicas, act).await) {
+        for (replica, status) in replicas.iter().zip(each(&self.volume, &replicas, act).await) {
             let status = status.unwrap_or_else(|e| HashStatus {
                 state: "error".to_owned(),
                 error: e.to_string(),

@@ -20,6 +20,7 @@ pub use clone::CloneOptions;
 pub use engine::{Engine, Listed};
 pub use rebuild::RebuildOptions;
 pub use replica::{ReplicaLink, SyncOptions};
+pub(crate) use snapshots::{disks, purge, remove_snapshot};
 pub use status::{
     BackupStatus, CloneStatus, DiskInfo, HashStatus, PurgeStatus, RebuildStatus, RestoreStatus,
     Version,
@@ -58,9 +59,9 @@ fn answer<T>(reply: std::result::Result<Response<T>, Status>, what: impl Display
     reply.map(Response::into_inner).map_err(failed)
 }
 
-/// Does something with all of these replicas of an engine at once; results in their order.
+/// Does something with all of these replicas of a volume at once; results in their order.
 async fn each<T, F>(
-    engine: &Engine,
+    volume: &str,
     replicas: &[Listed],
     act: impl Fn(Listed, ReplicaLink) -> F,
 ) -> Vec<Result<T>>
@@ -68,7 +69,7 @@ where
     T: Send + 'static,
     F: Future<Output = Result<T>> + Send + 'static,
 {
-    let start = |of: &Listed| of.link(engine).map(|link| tokio::spawn(act(of.clone(), link)));
+    let start = |of: &Listed| of.link_in(volume).map(|link| tokio::spawn(act(of.clone(), link)));
     let tasks: Vec<_> = replicas.iter().map(start).collect();
     let mut results = Vec::with_capacity(tasks.len());
     for task in tasks {

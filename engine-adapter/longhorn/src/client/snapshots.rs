@@ -61,93 +61,22 @@ impl Engine {
         Ok(most)
     }
 
-    /// Marks a snapshot as removed everywhere; a purge then does remove it. One that is not there
-    /// counts as removed.
+    /// See [`remove_snapshot`].
     ///
     /// # Errors
-    /// That a replica is rebuilding or not usable; those of the calls.
+    /// As there.
     pub async fn remove_snapshot(&self, snapshot: &str) -> Result<()> {
-        let replicas = self.replicas().await?;
-        for replica in &replicas {
-            if replica.link(self)?.get().await?.rebuilding {
-                let at = &replica.address;
-                let text = format!("cannot remove a snapshot because {at} is rebuilding");
-                return Err(Error::new(ErrorKind::Busy, text));
-            }
-        }
-        for replica in &replicas {
-            if replica.mode != ReplicaMode::Rw {
-                let mode = replica.mode.as_str_name();
-                let text = "can only mark snapshot as removed from replica in mode RW, got";
-                return Err(Error::new(ErrorKind::Busy, format!("{text} {mode}")));
-            }
-            let link = replica.link(self)?;
-            link.mark_as_removed(snapshot).await?;
-            let canceled = link.hash_cancel(snapshot).await;
-            canceled.map_err(|e| e.context(format!("failed to stop snapshot {snapshot} hash")))?;
-        }
-        Ok(())
+        remove_snapshot(&self.volume, &self.replicas().await?, snapshot).await
     }
 
-    /// Begins to remove what is marked as removed, on all replicas. With `skip`, a purge that goes on
-    /// already is no error.
+    /// See [`purge`].
     ///
     /// # Errors
-    /// That a replica is rebuilding, purging or does not answer, for each of them.
+    /// As there.
     pub async fn purge(&self, skip: bool) -> Result<()> {
         let listed = self.replicas().await;
         let replicas = listed.map_err(|e| e.context("failed to list replicas before purging"))?;
-        let mut failures = Failures::default();
-        for replica in &replicas {
-            let at = &replica.address;
-            let link = replica.link(self)?;
-            let refuse = |text: String| Error::new(ErrorKind::Busy, text);
-            match link.get().await {
-                Ok(state) if state.rebuilding => {
-                    let text = format!("cannot purge snapshots because {at} is rebuilding");
-                    failures.add(replica, refuse(text));
-                }
-                Ok(_) => {}
-                Err(e) => {
-                    let what = "is rebuilding before purging";
-                    failures
-                        .add(replica, e.context(format!("failed to check if replica {at} {what}")));
-                }
-            }
-            match link.purge_status().await {
-                Ok(status) if status.is_purging && skip => return Ok(()),
-                Ok(status) if status.is_purging => {
-                    let what = "is already purging snapshots";
-                    failures.add(
-                        replica,
-                        refuse(format!("cannot purge snapshots because {at} {what}")),
-                    );
-                }
-                Ok(_) => {}
-                Err(e) => {
-                    let what = "is purging before purging";
-                    failures
-                        .add(replica, e.context(format!("failed to check if replica {at} {what}")));
-                }
-            }
-        }
-        failures.check()?;
-        self.start_purge(&replicas, skip).await
-    }
-
-    async fn start_purge(&self, replicas: &[Listed], skip: bool) -> Result<()> {
-        let act = |_, link: ReplicaLink| async move { link.purge().await };
-        let mut failures = Failures::default();
-        for (replica, result) in replicas.iter().zip(each(self, replicas, act).await) {
-            let Err(e) = result else { continue };
-            if skip && e.to_string().contains(ALREADY_PURGING) {
-                continue;
-            }
-            let at = &replica.address;
-            let what = format!("replica {at} failed to execute snapshot purge");
-            failures.add(replica, e.context(what));
-        }
-        failures.check()
+        purge(&self.volume, &replicas, skip).await
     }
 
     /// How far purges are, of replicas in use.
@@ -172,8 +101,94 @@ impl Engine {
     }
 }
 
+/// Marks a snapshot as removed everywhere; a purge then does remove it. One that is not there
+/// counts as removed.
+///
+/// # Errors
+/// That a replica is rebuilding or not usable; those of the calls.
+pub(crate) async fn remove_snapshot(
+    volume: &str,
+    replicas: &[Listed],
+    snapshot: &str,
+) -> Result<()> {
+    for replica in replicas {
+        if replica.link_in(volume)?.get().await?.rebuilding {
+            let at = &replica.address;
+            let text = format!("cannot remove a snapshot because {at} is rebuilding");
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+    }
+    for replica in replicas {
+        if replica.mode != ReplicaMode::Rw {
+            let mode = replica.mode.as_str_name();
+            let text = "can only mark snapshot as removed from replica in mode RW, got";
+            return Err(Error::new(ErrorKind::Busy, format!("{text} {mode}")));
+        }
+        let link = replica.link_in(volume)?;
+        link.mark_as_removed(snapshot).await?;
+        let canceled = link.hash_cancel(snapshot).await;
+        canceled.map_err(|e| e.context(format!("failed to stop snapshot {snapshot} hash")))?;
+    }
+    Ok(())
+}
+
+/// Begins to remove what is marked as removed, on all replicas. With `skip`, a purge that goes on
+/// already is no error.
+///
+/// # Errors
+/// That a replica is rebuilding, purging or does not answer, for each of them.
+pub(crate) async fn purge(volume: &str, replicas: &[Listed], skip: bool) -> Result<()> {
+    let mut failures = Failures::default();
+    for replica in replicas {
+        let at = &replica.address;
+        let link = replica.link_in(volume)?;
+        let refuse = |text: String| Error::new(ErrorKind::Busy, text);
+        match link.get().await {
+            Ok(state) if state.rebuilding => {
+                let text = format!("cannot purge snapshots because {at} is rebuilding");
+                failures.add(replica, refuse(text));
+            }
+            Ok(_) => {}
+            Err(e) => {
+                let what = "is rebuilding before purging";
+                failures.add(replica, e.context(format!("failed to check if replica {at} {what}")));
+            }
+        }
+        match link.purge_status().await {
+            Ok(status) if status.is_purging && skip => return Ok(()),
+            Ok(status) if status.is_purging => {
+                let what = "is already purging snapshots";
+                failures
+                    .add(replica, refuse(format!("cannot purge snapshots because {at} {what}")));
+            }
+            Ok(_) => {}
+            Err(e) => {
+                let what = "is purging before purging";
+                failures.add(replica, e.context(format!("failed to check if replica {at} {what}")));
+            }
+        }
+    }
+    failures.check()?;
+    start_purge(volume, replicas, skip).await
+}
+
+async fn start_purge(volume: &str, replicas: &[Listed], skip: bool) -> Result<()> {
+    let act = |_, link: ReplicaLink| async move { link.purge().await };
+    let mut failures = Failures::default();
+    for (replica, result) in replicas.iter().zip(each(volume, replicas, act).await) {
+        let Err(e) = result else { continue };
+        if skip && e.to_string().contains(ALREADY_PURGING) {
+            continue;
+        }
+        let at = &replica.address;
+        let what = format!("replica {at} failed to execute snapshot purge");
+        failures.add(replica, e.context(what));
+    }
+    failures.check()
+}
+
 /// The layers of a replica by their bare names, without a backing image.
-fn disks(replica: ptypes::Replica) -> Result<BTreeMap<String, DiskInfo>> {
+pub(crate) fn disks(replica: ptypes::Replica) -> Result<BTreeMap<String, DiskInfo>> {
     let mut disks = BTreeMap::new();
     for (name, disk) in replica.disks {
         if name == replica.backing_file {

@@ -7,18 +7,21 @@ mod iscsi;
 mod ledger;
 mod local;
 mod node;
+mod page;
 mod parts;
 mod running;
 mod socket;
 
 pub use block::BlockDevice;
 pub use local::{LocalOptions, PREFIX as LOCAL_PREFIX};
+pub use page::PageOptions;
 pub use parts::FrontendOptions;
 
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_frontend::{ListenAddress, Reserved};
 use dbs_service::log;
 use dbs_service::metrics::MetricsServer;
+use dbs_web::WebServer;
 use iscsi::refuse_over_iscsi;
 use ledger::Ledger;
 use local::Locals;
@@ -84,6 +87,8 @@ pub struct Process {
     pub listen: ListenAddress,
     /// Where metrics are served.
     pub metrics: Option<ListenAddress>,
+    /// The web page.
+    pub web: Option<PageOptions>,
     /// Settings of its frontend.
     pub frontends: FrontendOptions,
 }
@@ -290,6 +295,7 @@ fn serve(
     let listener = addresses.grpc.listen("serving gRPC")?;
     let server = service::serve(runtime.handle(), listener, &identity, Arc::clone(controller))?;
     let metrics = start_metrics(addresses.metrics, locals, controller)?;
+    let web = page::serve(process.web.as_ref(), controller, runtime.handle());
     log::info(
         "ready",
         &[
@@ -300,12 +306,13 @@ fn serve(
                 "metrics",
                 &metrics.as_ref().map_or_else(|| "none".to_owned(), MetricsServer::address),
             ),
+            ("web", &web.as_ref().map_or("none", WebServer::url)),
             ("driver", &driver),
             ("pid", &std::process::id()),
         ],
     );
     let ended = wait(controller, &server, signals);
-    drop(metrics);
+    drop((metrics, web));
     server.stop(TIMEOUT);
     ended
 }

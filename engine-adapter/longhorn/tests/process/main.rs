@@ -24,6 +24,7 @@ mod life;
 mod limits;
 mod local;
 mod moving;
+mod page;
 mod shared;
 mod synced;
 mod taking;

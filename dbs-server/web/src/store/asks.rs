@@ -1,23 +1,9 @@
 //! What the page may ask the server of the store to do: some of the commands of the control socket, as they are there.
 
+use crate::subject::Leave;
 use dbs_control::api::Request;
 
-/// Whether a page may send a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leave {
-    /// Any page: it changes nothing.
-    Look,
-    /// Any page, one at a time: it looks at every layer or extent.
-    LookAtAll,
-    /// A page with rights to change something.
-    Change,
-    /// Only such a page, and not without the uuid of what its user has confirmed.
-    LacksUuid,
-    /// No page.
-    Never,
-}
-
-pub(crate) fn leave(request: &Request) -> Leave {
+pub(super) fn leave(request: &Request) -> Leave {
     use Request as R;
     match request {
         R::Info
@@ -37,7 +23,7 @@ pub(crate) fn leave(request: &Request) -> Leave {
         | R::VolumeDelete { uuid: Some(_), rebuilding: false, .. } => Leave::Change,
         R::SnapshotDelete { uuid: None, .. }
         | R::SnapshotRollback { uuid: None, .. }
-        | R::VolumeDelete { uuid: None, .. } => Leave::LacksUuid,
+        | R::VolumeDelete { uuid: None, .. } => Leave::Lacks("uuid"),
         _ => Leave::Never,
     }
 }
@@ -59,7 +45,7 @@ mod tests {
             ("snapshot.delete", json!({"volume": "v", "snapshot": "s"})),
             ("snapshot.rollback", json!({"volume": "v", "snapshot": "s"})),
         ] {
-            assert_eq!(of(method, params.clone()), Leave::LacksUuid, "{method}");
+            assert_eq!(of(method, params.clone()), Leave::Lacks("uuid"), "{method}");
             params["uuid"] = uuid.into();
             assert_eq!(of(method, params), Leave::Change, "{method}");
         }

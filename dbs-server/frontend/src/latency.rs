@@ -1,5 +1,6 @@
-//! How long requests took: one thread counts, any thread reads.
+//! How long requests took: one thread counts, any thread reads, and tells percentiles of what came between two looks.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -13,7 +14,7 @@ const BUCKETS: usize = 224;
 
 /// How many requests took how long, to an eighth. One that nothing was counted in takes no memory.
 #[derive(Debug, Default)]
-pub(crate) struct Latency(OnceLock<Box<[AtomicU64; BUCKETS]>>);
+pub struct Latency(OnceLock<Box<[AtomicU64; BUCKETS]>>);
 
 impl Latency {
     /// A request took so long; on one thread alone.
@@ -26,10 +27,65 @@ impl Latency {
     }
 
     /// The end of each bucket in nanoseconds, and its requests; without empty ones.
+    #[must_use]
     pub fn get(&self) -> Vec<(u64, u64)> {
         let buckets = self.0.get().into_iter().flat_map(|buckets| buckets.iter()).enumerate();
         let counts = buckets.map(|(at, count)| (end(at as u64), count.load(Relaxed)));
         counts.filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+/// Ends of ranges of time in nanoseconds, and how many requests took so long.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Times(BTreeMap<u64, u64>);
+
+impl Times {
+    /// What was counted since before; of what began anew, all of it.
+    #[must_use]
+    pub fn since(now: &[(u64, u64)], before: &[(u64, u64)]) -> Self {
+        let mut since = Self::default();
+        since.add(now);
+        for (end, count) in before {
+            since.0.entry(*end).and_modify(|now| *now = now.saturating_sub(*count));
+        }
+        since.0.retain(|_, count| *count > 0);
+        since
+    }
+
+    /// These and those.
+    #[must_use]
+    pub fn and(&self, others: &Self) -> Self {
+        let mut sum = self.clone();
+        others.0.iter().for_each(|(end, count)| *sum.0.entry(*end).or_default() += count);
+        sum
+    }
+
+    /// Adds what one thread has counted.
+    pub fn add(&mut self, counted: &[(u64, u64)]) {
+        counted.iter().for_each(|(end, count)| *self.0.entry(*end).or_default() += count);
+    }
+
+    /// All that was counted, as [`Latency::get`] tells it.
+    #[must_use]
+    pub fn counted(&self) -> Vec<(u64, u64)> {
+        self.0.iter().map(|(end, count)| (*end, *count)).collect()
+    }
+
+    /// How many requests that are.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// What so many of 100 requests took less than; nothing if there was none.
+    #[must_use]
+    pub fn percentile(&self, percent: u64) -> Option<u64> {
+        let wanted = u128::from(self.requests()) * u128::from(percent);
+        let mut seen = 0;
+        self.0.iter().find_map(|(end, count)| {
+            seen += u128::from(*count) * 100;
+            (seen >= wanted).then_some(*end)
+        })
     }
 }
 

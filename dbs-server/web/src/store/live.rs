@@ -1,9 +1,10 @@
 //! What changes all the time: the counts of `dbs top`, of which a page is told what is new.
 //!
-//! However many pages ask, and however many volumes there are, the server is asked for at most a hundredth of the
-//! time of one core.
+//! They are taken also while nobody looks, for the graphs. However many pages ask, and however many volumes there are,
+//! the server is asked for at most a hundredth of the time of one core.
 
-use dbs_core::info::StoreInfo;
+use crate::history::{History, Sample, rate};
+use dbs_core::info::{StoreInfo, VolumeIo};
 use dbs_server::asked::Asked;
 use dbs_server::clients::Client;
 use dbs_server::jobs::Job;
@@ -11,7 +12,7 @@ use dbs_server::top::{Top, VolumeLoad};
 use dbs_ublk::Attached;
 use serde::Serialize;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What was asked less long ago is not asked again.
@@ -48,11 +49,13 @@ pub struct Update {
     pub devices: Vec<Attached>,
     /// What runs.
     pub jobs: Vec<Job>,
+    /// What all volumes together did in each second: bytes read and written, and requests for that.
+    pub samples: Vec<Sample<4>>,
 }
 
 /// What was counted last, and when each volume changed.
 #[derive(Debug, Default)]
-pub(crate) struct Live(Mutex<Past>);
+pub(super) struct Live(Mutex<Past>);
 
 #[derive(Debug, Default)]
 struct Past {
@@ -65,24 +68,44 @@ struct Past {
     removed: VecDeque<(u64, String)>,
     /// What was missed before, or in this turn, may not be in `removed`.
     forgotten: u64,
+    history: History<4>,
 }
 
 impl Live {
     /// What is new to a page that was told this `cursor`, or everything.
-    pub(crate) fn update(
+    pub(super) fn update(
         &self,
         asked: &dyn Asked,
         cursor: Option<&str>,
         admin: bool,
     ) -> Option<Update> {
+        self.taken(asked).since(cursor, admin)
+    }
+
+    /// Takes the counts, if it is time to.
+    pub(super) fn tick(&self, asked: &dyn Asked) {
+        drop(self.taken(asked));
+    }
+
+    fn taken(&self, asked: &dyn Asked) -> MutexGuard<'_, Past> {
         let mut past = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if past.is_due() {
             let begun = Instant::now();
             past.take(asked.top());
             past.asked = Some((Instant::now(), begun.elapsed()));
         }
-        past.since(cursor, admin)
+        past
     }
+}
+
+/// What was done between two counts of a volume.
+fn between(before: &VolumeIo, now: &VolumeIo) -> [u64; 4] {
+    [
+        now.read_bytes.saturating_sub(before.read_bytes),
+        now.written_bytes.saturating_sub(before.written_bytes),
+        now.reads.saturating_sub(before.reads),
+        now.writes.saturating_sub(before.writes),
+    ]
 }
 
 impl Past {
@@ -95,10 +118,21 @@ impl Past {
         let turn = self.turn;
         let volumes = std::mem::take(&mut top.volumes);
         let mut before = std::mem::take(&mut self.volumes);
+        let mut done = [0_u64; 4];
         for load in volumes {
-            let known = before.remove(&load.uuid).filter(|(_, known)| *known == load);
+            let known = before.remove(&load.uuid);
+            if let Some((_, known)) = &known {
+                let more = between(&known.io, &load.io);
+                done.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+            }
+            let known = known.filter(|(_, known)| *known == load);
             let at = known.map_or(turn, |(at, _)| at);
             self.volumes.insert(load.uuid.clone(), (at, load));
+        }
+        if let Some(last) = &self.last {
+            let over = Duration::from_nanos(top.clock_ns.saturating_sub(last.clock_ns));
+            let at = Duration::from_nanos(top.clock_ns);
+            self.history.push(turn, at, done.map(|count| rate(count, over)));
         }
         self.removed.extend(before.into_keys().map(|uuid| (turn, uuid)));
         while self.removed.len() > REMOVED_MAX {
@@ -133,6 +167,7 @@ impl Past {
             clients: last.clients.clone(),
             devices: last.devices.clone(),
             jobs: last.jobs.clone(),
+            samples: self.history.since(after),
         })
     }
 }
@@ -219,6 +254,28 @@ mod tests {
         past.take(top(vec![load("a", 0)]));
         assert!(past.since(Some("8-7-2"), false).unwrap().all, "some that went are forgotten");
         assert!(!past.since(Some("8-7-3"), false).unwrap().all);
+    }
+
+    /// Also of what was done before a page was opened, and nothing that a volume did before it was seen first.
+    #[test]
+    fn the_history_is_what_all_volumes_did_in_each_second() {
+        let at = |seconds: u64, writes: &[(&str, u64)]| {
+            let volumes = writes.iter().map(|(uuid, writes)| {
+                let mut load = load(uuid, 0);
+                (load.io.writes, load.io.written_bytes) = (*writes, 4096 * writes);
+                load
+            });
+            Top { clock_ns: seconds * 1_000_000_000, ..top(volumes.collect()) }
+        };
+        let mut past = Past::default();
+        past.take(at(1, &[("a", 100), ("b", 7)]));
+        past.take(at(3, &[("a", 120), ("b", 9), ("new", 1000)]));
+        past.take(at(4, &[("a", 120), ("new", 1003)]));
+        let all = past.since(None, false).unwrap();
+        let rows = json!([[3000, 0, 45_056, 0, 11], [4000, 0, 12_288, 0, 3]]);
+        assert_eq!(serde_json::to_value(&all.samples).unwrap(), rows);
+        let last = past.since(Some("8-7-2"), false).unwrap();
+        assert_eq!(serde_json::to_value(&last.samples).unwrap(), json!([rows[1]]));
     }
 
     #[test]

@@ -1,0 +1,159 @@
+//! What a page may have done to the volume: what the commands of `longhorn snapshot` do.
+
+use crate::client::{Listed, ReplicaLink, purge, remove_snapshot};
+use dbs_core::{Error, Result};
+use dbs_web::{Leave, Order, Run};
+use longhorn_controller::rules::Mode;
+use longhorn_controller::volume::Controller;
+use longhorn_wire::names::snapshot_disk;
+use longhorn_wire::proto::controller::ReplicaMode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::runtime::Handle;
+
+/// A command, as pages send it.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "method", content = "params", deny_unknown_fields)]
+enum Command {
+    #[serde(rename = "snapshot.create")]
+    Create(Create),
+    #[serde(rename = "snapshot.revert")]
+    Revert(Named),
+    #[serde(rename = "snapshot.remove")]
+    Remove(Named),
+    #[serde(rename = "snapshot.purge")]
+    Purge {},
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    snapshot: String,
+    #[serde(default)]
+    freeze: bool,
+}
+
+/// A snapshot that exists: its name, and when it was taken, which tells it from another one of the name.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    snapshot: String,
+    created: Option<String>,
+}
+
+/// What a page asks to be done.
+///
+/// # Errors
+/// Why that is no command.
+pub(super) fn order(
+    controller: &Arc<Controller>,
+    runtime: &Handle,
+    wire: Value,
+) -> std::result::Result<Order, String> {
+    let command = serde_json::from_value::<Command>(wire).map_err(|error| error.to_string())?;
+    let leave = match &command {
+        Command::Revert(named) | Command::Remove(named) if named.created.is_none() => {
+            Leave::Lacks("time (created)")
+        }
+        _ => Leave::Change,
+    };
+    let volume = Volume { controller: Arc::clone(controller), runtime: runtime.clone() };
+    let run: Run = Box::new(move |_| volume.run(command));
+    Ok(Order { leave, run })
+}
+
+struct Volume {
+    controller: Arc<Controller>,
+    runtime: Handle,
+}
+
+impl Volume {
+    /// What is done without a result is told as an empty one: a page takes nothing for an answer that was cut off.
+    fn run(&self, command: Command) -> Result<Value> {
+        match command {
+            Command::Create(Create { snapshot, freeze }) => {
+                let name = self.controller.snapshot(&snapshot, HashMap::new(), freeze)?;
+                Ok(json!({ "name": name }))
+            }
+            Command::Revert(named) => {
+                self.confirm(&named)?;
+                self.controller.revert(&named.snapshot).map(|()| json!({}))
+            }
+            Command::Remove(named) => {
+                self.confirm(&named)?;
+                let (volume, replicas) = self.listed();
+                let removed = remove_snapshot(&volume, &replicas, &named.snapshot);
+                self.runtime.block_on(removed).map(|()| json!({}))
+            }
+            Command::Purge {} => {
+                let (volume, replicas) = self.listed();
+                let begun = purge(&volume, &replicas, false);
+                self.runtime.block_on(begun).map(|()| json!({}))
+            }
+        }
+    }
+
+    fn listed(&self) -> (String, Vec<Listed>) {
+        let replicas = self.controller.replicas().into_iter().map(|member| Listed {
+            address: member.target.address,
+            mode: match member.mode {
+                Mode::Wo => ReplicaMode::Wo,
+                Mode::Rw => ReplicaMode::Rw,
+                Mode::Err => ReplicaMode::Err,
+            },
+        });
+        (self.controller.volume().name, replicas.collect())
+    }
+
+    /// Whether the snapshot of this name is still the one that was confirmed.
+    fn confirm(&self, Named { snapshot, created }: &Named) -> Result<()> {
+        let (volume, replicas) = self.listed();
+        let complete = replicas.iter().find(|replica| replica.mode == ReplicaMode::Rw);
+        let complete = complete.ok_or_else(|| Error::busy("no replica is complete"))?;
+        let said = self
+            .runtime
+            .block_on(async { ReplicaLink::new(&complete.address, &volume, "")?.get().await })?;
+        match said.disks.get(&snapshot_disk(snapshot)) {
+            None => Err(Error::not_found(format!("there is no snapshot {snapshot}"))),
+            Some(disk) if created.as_deref() == Some(disk.created.as_str()) => Ok(()),
+            Some(disk) => Err(Error::not_found(format!(
+                "another snapshot is called {snapshot} now: it was taken at {}",
+                disk.created
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(method: &str, params: Value) -> std::result::Result<Command, String> {
+        serde_json::from_value(json!({ "method": method, "params": params }))
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn only_four_commands_are_known() {
+        for (method, params) in [
+            ("snapshot.create", json!({"snapshot": ""})),
+            ("snapshot.create", json!({"snapshot": "s", "freeze": true})),
+            ("snapshot.revert", json!({"snapshot": "s", "created": "c"})),
+            ("snapshot.remove", json!({"snapshot": "s"})),
+            ("snapshot.purge", json!({})),
+        ] {
+            parse(method, params).unwrap();
+        }
+        for (method, params) in [
+            ("snapshot.create", json!({})),
+            ("snapshot.remove", json!({"snapshot": "s", "force": true})),
+            ("snapshot.purge", json!({"skip": true})),
+            ("replica.remove", json!({"address": "a"})),
+            ("frontend.shutdown", json!({})),
+        ] {
+            parse(method, params).unwrap_err();
+        }
+    }
+}
