@@ -65,6 +65,8 @@ pub struct CreateOptions {
     /// The image that the volume is based on.
     pub backing_image_name: String,
     /// Its SHA-512.
+    /// Parameters, besides those that say how it was made.
+    pub parameters: Map,
     pub backing_image_checksum: String,
     /// For Kubernetes.
     pub storage_class_name: String,
@@ -454,7 +456,8 @@ impl<S: Source> Creation<'_, S> {
 
     fn parameters(&self) -> Map {
         let mode = if self.options.full { "full" } else { "incremental" };
-        let mut parameters = block_size_parameter(self.block_size);
+        let mut parameters = self.options.parameters.clone();
+        parameters.extend(block_size_parameter(self.block_size));
         parameters.insert(PARAMETER_MODE.to_owned(), mode.to_owned());
         parameters
     }
