@@ -139,7 +139,7 @@ fn each<const N: usize>(word: impl Fn(usize) -> u64) -> Words<N> {
 #[inline(always)]
 fn step<const N: usize>(state: &mut [Words<N>; 8], words: &mut [Words<N>; 16]) {
     let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = *state;
-    for round in 0..KEYS.len() {
+    for (round, key) in KEYS.iter().enumerate() {
         let at = round % 16;
         if round >= 16 {
             let (next, last) = (words[(at + 1) % 16].0, words[(at + 14) % 16].0);
@@ -155,7 +155,7 @@ fn step<const N: usize>(state: &mut [Words<N>; 8], words: &mut [Words<N>; 16]) {
             let e = e.0[i];
             let sum = e.rotate_right(14) ^ e.rotate_right(18) ^ e.rotate_right(41);
             let choice = (e & f.0[i]) ^ (!e & g.0[i]);
-            let key = KEYS[round].wrapping_add(word[i]);
+            let key = key.wrapping_add(word[i]);
             h.0[i].wrapping_add(sum).wrapping_add(choice).wrapping_add(key)
         });
         let second: Words<N> = each(|i| {
