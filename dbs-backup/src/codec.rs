@@ -6,10 +6,20 @@ use crate::names::{BlockName, plain};
 use dbs_core::{Error, Result};
 use flate2::read::MultiGzDecoder;
 use flate2::{Compression, GzBuilder};
-use lz4_flex::frame::{BlockMode, BlockSize, FrameDecoder, FrameEncoder, FrameInfo};
+use lz4_flex::block;
+use lz4_flex::frame::FrameDecoder;
 use std::borrow::Cow;
 use std::io::{self, Read, Write};
 use std::str::FromStr;
+use twox_hash::XxHash32;
+
+/// How an LZ4 frame with the settings of upstream's encoder begins: independent parts of up to 4 MiB, and a checksum of the
+/// content at the end.
+const LZ4_HEAD: [u8; 7] = [4, 0x22, 0x4d, 0x18, 0x64, 0x70, 0xb9];
+/// Content of one part of a frame.
+const LZ4_PART: usize = 4 << 20;
+/// In the length of a part: it is not compressed.
+const LZ4_PLAIN: u32 = 1 << 31;
 
 /// A compression method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -61,8 +71,12 @@ impl Method {
         compressed.map(Cow::Owned).map_err(|e| Error::io(e, "compressing a block"))
     }
 
-    /// Exactly `size` bytes.
-    fn decompress(self, stored: &[u8], size: u64) -> io::Result<Vec<u8>> {
+    /// Exactly `size` bytes. Checksums in what was stored may not be looked at: whoever asks compares the content with its
+    /// name.
+    pub(crate) fn decompress(self, stored: &[u8], size: u64) -> io::Result<Vec<u8>> {
+        if let (Self::Lz4, Some((part, length))) = (self, only_part(stored)) {
+            return plain_lz4(part, length, size as usize);
+        }
         let mut block = Vec::with_capacity(size as usize);
         // One byte more shows that there is more.
         match self {
@@ -73,7 +87,7 @@ impl Method {
         if block.len() as u64 == size {
             return Ok(block);
         }
-        Err(io::Error::other(format!("it has another size than {size} bytes")))
+        Err(other_size(size))
     }
 }
 
@@ -87,14 +101,58 @@ impl FromStr for Method {
 }
 
 /// A frame with the settings of upstream's encoder.
-fn lz4(block: &[u8]) -> io::Result<Vec<u8>> {
-    let info = FrameInfo::new()
-        .block_size(BlockSize::Max4MB)
-        .block_mode(BlockMode::Independent)
-        .content_checksum(true);
-    let mut encoder = FrameEncoder::with_frame_info(info, Vec::with_capacity(room(block)));
-    encoder.write_all(block)?;
-    encoder.finish().map_err(io::Error::other)
+fn lz4(content: &[u8]) -> io::Result<Vec<u8>> {
+    let parts = content.len().div_ceil(LZ4_PART);
+    let most = block::get_maximum_output_size(content.len().min(LZ4_PART)) + size_of::<u32>();
+    let mut frame = vec![0; LZ4_HEAD.len() + parts * most + 2 * size_of::<u32>()];
+    frame[..LZ4_HEAD.len()].copy_from_slice(&LZ4_HEAD);
+    let mut end = LZ4_HEAD.len();
+    let put = |frame: &mut [u8], end: &mut usize, word: u32| {
+        frame[*end..*end + size_of::<u32>()].copy_from_slice(&word.to_le_bytes());
+        *end += size_of::<u32>();
+    };
+    for part in content.chunks(LZ4_PART) {
+        let at = end + size_of::<u32>();
+        let length = block::compress_into(part, &mut frame[at..]).map_err(io::Error::other)?;
+        // A part has at most 4 MiB.
+        if length < part.len() {
+            put(&mut frame, &mut end, length as u32);
+            end += length;
+        } else {
+            put(&mut frame, &mut end, part.len() as u32 | LZ4_PLAIN);
+            frame[end..end + part.len()].copy_from_slice(part);
+            end += part.len();
+        }
+    }
+    put(&mut frame, &mut end, 0);
+    put(&mut frame, &mut end, XxHash32::oneshot(0, content));
+    frame.truncate(end);
+    Ok(frame)
+}
+
+/// The part of a frame that is as ours, if it is the only one, and its length with what that says.
+fn only_part(frame: &[u8]) -> Option<(&[u8], u32)> {
+    let (length, rest) = frame.strip_prefix(&LZ4_HEAD)?.split_first_chunk()?;
+    let length = u32::from_le_bytes(*length);
+    let (part, end) = rest.split_at_checked((length & !LZ4_PLAIN) as usize)?;
+    // The end, and the checksum of the content.
+    (end.len() == 2 * size_of::<u32>() && end.starts_with(&[0; 4])).then_some((part, length))
+}
+
+fn plain_lz4(part: &[u8], length: u32, size: usize) -> io::Result<Vec<u8>> {
+    let block = if length & LZ4_PLAIN != 0 {
+        part.to_vec()
+    } else {
+        let mut block = vec![0; size];
+        let length = block::decompress_into(part, &mut block).map_err(io::Error::other)?;
+        block.truncate(length);
+        block
+    };
+    if block.len() == size { Ok(block) } else { Err(other_size(size as u64)) }
+}
+
+fn other_size(size: u64) -> io::Error {
+    io::Error::other(format!("it has another size than {size} bytes"))
 }
 
 /// Room for what does not become smaller: growing step by step would take twice as much.
@@ -158,6 +216,34 @@ mod tests {
                 }
                 for told in Method::ALL {
                     assert_eq!(open(&stored, told, name, SIZE as u64).unwrap(), block);
+                }
+            }
+        }
+    }
+
+    /// The reader of frames checks what ours does not look at: the checksum of the content.
+    #[test]
+    fn frames_as_others_read_and_write_them() {
+        let info = lz4_flex::frame::FrameInfo::new()
+            .block_size(lz4_flex::frame::BlockSize::Max4MB)
+            .block_mode(lz4_flex::frame::BlockMode::Independent)
+            .content_checksum(true);
+        let blocks = blocks();
+        let large =
+            [&blocks[1][..], &blocks[2], &blocks[0], &blocks[1], &blocks[2][..4096]].concat();
+        for block in blocks.iter().chain([&large]) {
+            let (ours, mut read) = (lz4(block).unwrap(), Vec::new());
+            FrameDecoder::new(&ours[..]).read_to_end(&mut read).unwrap();
+            assert!(read == *block);
+            let mut theirs =
+                lz4_flex::frame::FrameEncoder::with_frame_info(info.clone(), Vec::new());
+            theirs.write_all(block).unwrap();
+            let theirs = theirs.finish().unwrap();
+            for frame in [&ours, &theirs] {
+                assert_eq!(only_part(frame).is_some(), block.len() <= LZ4_PART);
+                assert!(Method::Lz4.decompress(frame, block.len() as u64).unwrap() == *block);
+                for other in [block.len() as u64 - 1, block.len() as u64 + 1] {
+                    assert!(Method::Lz4.decompress(frame, other).is_err());
                 }
             }
         }

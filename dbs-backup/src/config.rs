@@ -30,8 +30,8 @@ pub(crate) const BACKUP_LIMIT: u64 = LARGEST_VOLUME / BLOCK_SIZE * 128;
 const BLOCKS: &[u8] = br#","Blocks":["#;
 /// The label with the size of the volume: the layout knows whole blocks alone.
 pub const LABEL_SIZE: &str = "dbs-volume-size";
-/// The label with the time when the snapshot was created: the layout has the time when the backup was asked for.
-pub const LABEL_CREATED: &str = "dbs-snapshot-created";
+/// The label, or the parameter, with the time when the snapshot was created: the layout has the time when the backup was asked for.
+pub const CREATED: &str = "dbs-snapshot-created";
 /// The parameter with the size of a backup's blocks.
 pub(crate) const PARAMETER_BLOCK_SIZE: &str = "backup-block-size";
 /// The parameter that says whether a backup was to be full or incremental.
@@ -277,9 +277,15 @@ impl BackupConfig {
     /// When its snapshot was created, or, if that is not known, when it was asked for or complete.
     #[must_use]
     pub fn snapshot_time(&self) -> Option<Timestamp> {
-        let label = self.labels.as_ref().and_then(|labels| labels.get(LABEL_CREATED));
-        let times = label.into_iter().chain([&self.snapshot_created_at, &self.created_time]);
-        times.filter_map(|text| text.parse().ok()).next()
+        let other = [&*self.snapshot_created_at, &*self.created_time];
+        self.told_created().into_iter().chain(other).find_map(|text| text.parse().ok())
+    }
+
+    /// When its snapshot was created, as the backup has it.
+    #[must_use]
+    pub fn told_created(&self) -> Option<&str> {
+        let mut maps = [&self.parameters, &self.labels].into_iter().flatten();
+        maps.find_map(|map| map.get(CREATED)).map(String::as_str)
     }
 
     /// The size of its blocks.

@@ -7,7 +7,7 @@
 //! 3. The backup's facts without blocks, *in progress*. While they are there, upstream deletes no block of the volume
 //!    either, even if it took the lock for one out of date.
 //! 4. The blocks that are there are listed: after 3, so that none of them is deleted any more.
-//! 5. Blocks that are not there. Each is durable before the call ends that writes it.
+//! 5. Blocks that are not there. A worker makes those durable together that it has read together, before it goes on.
 //! 6. What was found in 4 is made durable: whoever wrote it may not have come to that.
 //! 7. The lock is looked at: if it was out of date at any time, the list of 4 means nothing.
 //! 8. The backup's facts, complete, and the lock once more: if it was out of date by then, the facts go again. From here on there is a backup. Its blocks were all found in 4 or written in 5, also
@@ -28,18 +28,21 @@ use crate::config::{
 };
 use crate::lock::{Kind, Lock};
 use crate::names::{self, BlockName};
+use crate::objects::Prepared;
 use crate::pool::{self, Rate, Work};
 use crate::repository::{LABELS_MAX, Repository, Writer};
+use crate::sha512;
 use crate::store::{BackupStore, Present};
 use dbs_core::{Error, ErrorKind, Result};
 use jiff::Timestamp;
 use serde::Serialize;
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 thread_local! {
-    /// The block that a thread has in hand: allocators give little of such large buffers back.
+    /// The blocks that a thread has in hand: allocators give little of such large buffers back.
     static CONTENT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -62,6 +65,8 @@ pub struct CreateOptions {
     pub keep_zeros: bool,
     /// Labels.
     pub labels: Map,
+    /// Parameters, besides those that say how it was made.
+    pub parameters: Map,
     /// The image that the volume is based on.
     pub backing_image_name: String,
     /// Its SHA-512.
@@ -385,16 +390,27 @@ impl<S: Source> Creation<'_, S> {
         let rate = Rate::new(work.rate, stop);
         let begun = Mutex::new(HashSet::new());
         let offsets = self.changed.iter().enumerate().filter(|(_, changed)| **changed);
-        let offsets = offsets.map(|(index, _)| index as u64 * self.block_size);
-        let total = offsets.clone().count() as u64 * self.block_size;
+        let mut offsets = offsets.map(|(index, _)| index as u64 * self.block_size);
+        let count = offsets.clone().count();
+        let total = count as u64 * self.block_size;
+        // Together, but so that each worker has some.
+        let most = match &self.kept {
+            Kept::Lock(_) => sha512::run(self.block_size),
+            Kept::Repository(..) => 1,
+        };
+        let run = most.min(count.div_ceil(work.workers.max(1)));
+        let runs = std::iter::from_fn(|| {
+            let run: Vec<_> = offsets.by_ref().take(run).collect();
+            (!run.is_empty()).then_some(run)
+        });
         let mut all = Vec::new();
         pool::each(
             work.workers,
             stop,
-            offsets,
-            |offset| self.block(offset, present, &begun, &rate),
+            runs,
+            |run| self.blocks(&run, present, &begun, &rate),
             |done| {
-                all.extend(done);
+                all.extend(done.into_iter().flatten());
                 let done = all.len() as u64 * self.block_size;
                 if (work.progress)(done, total) { Ok(()) } else { Err(pool::interrupted()) }
             },
@@ -402,21 +418,41 @@ impl<S: Source> Creation<'_, S> {
         Ok(all)
     }
 
-    /// Reads one block, and writes it if it is not there.
-    fn block(
+    /// Reads blocks, and writes those that are not there.
+    fn blocks(
         &self,
-        offset: u64,
+        offsets: &[u64],
         present: &Present,
         begun: &Mutex<HashSet<BlockName>>,
         rate: &Rate<'_>,
-    ) -> Result<Done> {
-        CONTENT.with_borrow_mut(|content| {
-            let length = self.block_size.min(self.source.size() - offset);
-            content.clear();
-            content.resize(length as usize, 0);
-            self.source.read_at(offset, content)?;
-            content.resize(self.block_size as usize, 0);
-            self.write(offset, content, present, begun, rate)
+    ) -> Result<Vec<Done>> {
+        CONTENT.with_borrow_mut(|contents| {
+            contents.resize(offsets.len() * self.block_size as usize, 0);
+            let mut blocks = Vec::with_capacity(offsets.len());
+            for (offset, content) in
+                offsets.iter().zip(contents.chunks_exact_mut(self.block_size as usize))
+            {
+                let length = self.block_size.min(self.source.size() - offset) as usize;
+                self.source.read_at(*offset, &mut content[..length])?;
+                content[length..].fill(0);
+                blocks.push((*offset, &*content));
+            }
+            let is_left_out = |content| !self.options.keep_zeros && is_zero(content);
+            let (zeros, data): (Vec<_>, Vec<_>) =
+                blocks.into_iter().partition(|(_, content)| is_left_out(content));
+            let contents: Vec<_> = data.iter().map(|(_, content)| *content).collect();
+            let names = self.store.names_of(&contents);
+            let zeros = zeros
+                .into_iter()
+                .map(|(offset, _)| Ok(Done { offset, name: None, uploaded: None, again: false }));
+            let mut prepared = Vec::new();
+            let data = data.iter().zip(names).map(|((offset, content), name)| {
+                self.write(*offset, content, name, present, (begun, rate), &mut prepared)
+            });
+            let done = zeros.chain(data).collect::<Result<_>>();
+            // Also if something has failed: the next run uses what was written before.
+            let completed = self.store.objects.complete(prepared);
+            done.and_then(|done| completed.map(|()| done))
         })
     }
 
@@ -424,14 +460,14 @@ impl<S: Source> Creation<'_, S> {
         &self,
         offset: u64,
         content: &[u8],
+        name: BlockName,
         present: &Present,
-        begun: &Mutex<HashSet<BlockName>>,
-        rate: &Rate<'_>,
+        (begun, rate): (&Mutex<HashSet<BlockName>>, &Rate<'_>),
+        prepared: &mut Vec<Prepared>,
     ) -> Result<Done> {
-        if !self.options.keep_zeros && is_zero(content) {
-            return Ok(Done { offset, name: None, uploaded: None, again: false });
+        if self.store.stop.load(Ordering::SeqCst) {
+            return Err(pool::interrupted());
         }
-        let name = self.store.name_of(content);
         // Who comes second relies on the first: if that one fails, the backup does. In full mode each block is written
         // once, whether it is there or not.
         let is_there = present.contains(name);
@@ -445,7 +481,8 @@ impl<S: Source> Creation<'_, S> {
             Kept::Lock(_) => {
                 let stored = self.method.compress(content)?;
                 rate.wait(stored.len() as u64);
-                self.store.objects.put(&names::block(&self.options.volume, name), &stored)?;
+                let path = names::block(&self.options.volume, name);
+                prepared.push(self.store.objects.prepare(&path, &stored)?);
                 stored.len() as u64
             }
         };
@@ -454,7 +491,8 @@ impl<S: Source> Creation<'_, S> {
 
     fn parameters(&self) -> Map {
         let mode = if self.options.full { "full" } else { "incremental" };
-        let mut parameters = block_size_parameter(self.block_size);
+        let mut parameters = self.options.parameters.clone();
+        parameters.extend(block_size_parameter(self.block_size));
         parameters.insert(PARAMETER_MODE.to_owned(), mode.to_owned());
         parameters
     }

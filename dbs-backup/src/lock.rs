@@ -2,6 +2,12 @@
 //!
 //! Source: upstream's `lock.go` (longhorn/backupstore, commit `ab5179e`). Backups and restores share; a deletion excludes
 //! both.
+//!
+//! Upstream, and a deletion here, writes a lock as one that waits, looks at the others 2 s later, and writes it as one that
+//! is held. Backups and restores do without the wait if nobody deletes: see [`take_at_once`].
+
+#[cfg(test)]
+mod order;
 
 use crate::config;
 use crate::names;
@@ -9,7 +15,6 @@ use crate::objects::Objects;
 use crate::pool;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
-use std::cmp::Ordering;
 use std::sync::atomic::{AtomicBool, Ordering as Memory};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -205,7 +210,7 @@ impl Lock {
             return Err(refused(path, content, "somebody removed it"));
         };
         let since = self.shared.kept().at.0;
-        match excluding(objects, volume, content, (own.modified, since), *times, false)? {
+        match excluding(objects, volume, content, (own.modified, since), *times, Look::Held)? {
             None => Ok(()),
             Some(file) => Err(refused(path, content, &format!("{file} is there"))),
         }
@@ -262,33 +267,78 @@ fn acquire(
     content: &mut Content,
     times: Times,
 ) -> Result<()> {
-    objects.put(path, &config::encode(content)?)?;
-    let written = Instant::now();
-    std::thread::sleep(times.wait);
-    let Some(own) = objects.stat(path)? else {
-        return Err(refused(path, content, "somebody removed it"));
-    };
-    let own = own.modified;
-    if let Some(file) = excluding(objects, volume, content, (own, written), times, true)? {
+    if content.r#type == Kind::Work as i64 && take_at_once(objects, volume, path, content, times)? {
+        return Ok(());
+    }
+    let own = write(objects, path, content, times.wait)?;
+    if let Some(file) = excluding(objects, volume, content, own, times, Look::First)? {
         return Err(refused(path, content, &format!("{file} is there")));
     }
     content.acquired = true;
     objects.put(path, &config::encode(content)?)?;
     if content.r#type == Kind::Deletion as i64 {
-        forget(objects, volume, &objects.list(&names::locks(volume))?, own);
+        forget(objects, volume, &objects.list(&names::locks(volume))?, own.0);
     }
     Ok(())
 }
 
-/// A lock that excludes this one and is not out of date: one that is held or, while this one waits, one that was there
-/// first. This one was written at `own`, by the clock of whoever keeps the objects and by ours: those may differ.
+/// Takes the lock of a backup or restore without a wait: writes it as one that is held, and looks whether there is the lock
+/// of a deletion, in whatever state. If there is, nothing is taken, and the order of both decides as ever.
+///
+/// That is enough, as deletions do not come in this way. If a deletion's look at the others does not show this lock, as one
+/// that is held, then it came before the writing of this lock; the deletion's lock was written yet earlier, and the look
+/// here, which comes after both, shows it. A place that shows what was written late does no harm up to half the wait of
+/// deletions: a deletion that misses this lock has written its own at least the wait minus that time before this one.
+/// With upstream's deletions it is the same, which have the same wait.
+fn take_at_once(
+    objects: &Arc<dyn Objects>,
+    volume: &str,
+    path: &str,
+    content: &mut Content,
+    times: Times,
+) -> Result<bool> {
+    content.acquired = true;
+    let own = write(objects, path, content, Duration::ZERO)?;
+    content.acquired = excluding(objects, volume, content, own, times, Look::Any)?.is_none();
+    Ok(content.acquired)
+}
+
+/// Writes the lock, and waits. Returns when it was written, by the clock of whoever keeps the objects and by ours: those may
+/// differ.
+fn write(
+    objects: &Arc<dyn Objects>,
+    path: &str,
+    content: &Content,
+    wait: Duration,
+) -> Result<(SystemTime, Instant)> {
+    objects.put(path, &config::encode(content)?)?;
+    let written = Instant::now();
+    std::thread::sleep(wait);
+    match objects.stat(path)? {
+        Some(own) => Ok((own.modified, written)),
+        None => Err(refused(path, content, "somebody removed it")),
+    }
+}
+
+/// Which locks of the other kind count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// Those that are held.
+    Held,
+    /// Those that are held, or that were there before this one.
+    First,
+    /// All.
+    Any,
+}
+
+/// A lock that excludes this one and is not out of date. This one was written at `own`, by two clocks.
 fn excluding(
     objects: &Arc<dyn Objects>,
     volume: &str,
     content: &Content,
     own: (SystemTime, Instant),
     times: Times,
-    waits: bool,
+    look: Look,
 ) -> Result<Option<String>> {
     for name in objects.list(&names::locks(volume))? {
         let Some(other) = names::lock_of(&name).filter(|other| *other != content.name) else {
@@ -297,9 +347,13 @@ fn excluding(
         let file = names::lock(volume, other);
         let Some((found, modified)) = read(objects, &file)? else { continue };
         let age = own.0.duration_since(modified).unwrap_or_default() + own.1.elapsed();
-        let first = (modified, found.name.as_str()).cmp(&(own.0, content.name.as_str()));
-        let first = found.acquired || waits && first == Ordering::Less;
-        if found.r#type != content.r#type && age <= times.expiry && first {
+        let is_first = (modified, found.name.as_str()) < (own.0, content.name.as_str());
+        let counts = match look {
+            Look::Held => found.acquired,
+            Look::First => found.acquired || is_first,
+            Look::Any => true,
+        };
+        if found.r#type != content.r#type && age <= times.expiry && counts {
             return Ok(Some(file));
         }
     }
@@ -409,8 +463,9 @@ mod tests {
         let (_root, objects) = store();
         let (wait, expiry) = (Duration::from_millis(20), Duration::from_millis(10));
         let times = Times { wait, expiry, ..Times::default() };
-        let error =
-            Lock::take(&objects, VOLUME, Kind::Work, times, &Arc::default()).map(drop).unwrap_err();
+        let error = Lock::take(&objects, VOLUME, Kind::Deletion, times, &Arc::default())
+            .map(drop)
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy);
         assert!(objects.list(&names::locks(VOLUME)).unwrap().is_empty(), "nothing stays");
     }
@@ -455,7 +510,7 @@ mod tests {
         let (tried, stopped) = (Arc::clone(&tries), Arc::clone(&stop));
         let put = move |_: &str| {
             *tried.lock().unwrap() += 1;
-            if *tried.lock().unwrap() < 3 {
+            if *tried.lock().unwrap() < 2 {
                 return Ok(());
             }
             // Tries to write for ten minutes, or until it is to stop.
@@ -467,8 +522,8 @@ mod tests {
         let times = Times { refresh: Duration::from_millis(1), ..quick() };
         let lock = Lock::take(&objects, VOLUME, Kind::Work, times, &stop).unwrap();
         let begun = Instant::now();
-        // The two of the taking, and one of the keeper.
-        while *tries.lock().unwrap() < 3 {
+        // The one of the taking, and one of the keeper.
+        while *tries.lock().unwrap() < 2 {
             assert!(begun.elapsed() < Duration::from_secs(120), "it is not written again");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -484,9 +539,11 @@ mod tests {
         let (root, inner) = store();
         let lock = |acquired| format!(r#"{{"Name":"foreign","Type":2,"Acquired":{acquired}}}"#);
         foreign(&root, &inner, &lock(false), 5);
-        let other = Arc::clone(&inner);
+        let (other, looks) = (Arc::clone(&inner), Mutex::new(0));
         let get = move |path: &str| {
-            if path.contains("foreign") {
+            *looks.lock().unwrap() += usize::from(path.contains("foreign"));
+            // The first look says only that nothing is taken at once.
+            if *looks.lock().unwrap() == 2 {
                 other.put(path, lock(true).as_bytes()).unwrap();
             }
         };

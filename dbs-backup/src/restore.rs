@@ -6,10 +6,12 @@ use crate::config::{BackupConfig, Block, VolumeConfig};
 use crate::lock::Lock;
 use crate::names::{self, BlockName};
 use crate::pool::{self, Rate, Work};
+use crate::sha512;
 use crate::store::BackupStore;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 
 /// What is written at once, or is not if it is zeros.
 const PART: usize = 4096;
@@ -120,7 +122,12 @@ impl Restoration<'_> {
             Onto::Anything => self.everything(target.size()),
             Onto::Backup(base) => self.differences(base)?,
         };
-        let jobs = joined(jobs, self.store.run());
+        let mut run = self.store.run(self.block_size);
+        if !self.store.is_repository() {
+            // Each worker has some. In a repository what is read together is one request.
+            run = run.min(jobs.len().div_ceil(work.workers.max(1)));
+        }
+        let jobs = joined(jobs, run);
         let total = jobs.iter().map(|job| job.length(self.block_size)).sum();
         let (stop, mut all) = (&*self.store.stop, Restored::default());
         let rate = Rate::new(work.rate, stop);
@@ -263,9 +270,9 @@ fn joined(jobs: Vec<Job>, run: usize) -> Vec<Job> {
 }
 
 impl BackupStore {
-    /// Blocks that are read together.
-    pub(crate) fn run(&self) -> usize {
-        self.repository.as_ref().map_or(1, |repository| repository.run())
+    /// Blocks of this size that are read together.
+    pub(crate) fn run(&self, block_size: u64) -> usize {
+        self.repository.as_ref().map_or(sha512::run(block_size), |repository| repository.run())
     }
 
     /// The content of blocks by their names, and the bytes that were read.
@@ -280,11 +287,34 @@ impl BackupStore {
         if let Some(repository) = &self.repository {
             return repository.fetch_some(names, rate);
         }
-        let (mut contents, mut downloaded) = (HashMap::new(), 0);
+        let (mut found, mut downloaded) = (Vec::with_capacity(names.len()), 0);
         for name in names {
-            let (content, bytes) = self.fetch(volume, *name, method, size, rate)?;
-            contents.insert(*name, content);
-            downloaded += bytes;
+            if self.stop.load(Ordering::SeqCst) {
+                return Err(pool::interrupted());
+            }
+            let opened = match self.stored(volume, *name, size, rate, &mut downloaded) {
+                // Compressed as others are, its content is compared with its name together with theirs.
+                Ok(stored) => method
+                    .decompress(&stored, size)
+                    .or_else(|_| codec::open(&stored, method, *name, size)),
+                Err(error) => Err(error),
+            };
+            match opened {
+                Ok(content) => found.push((*name, content)),
+                Err(error) if error.kind() == ErrorKind::Corrupt => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let contents: Vec<_> = found.iter().map(|(_, content)| &**content).collect();
+        let right = BlockName::of_all(&contents);
+        let found = found.into_iter().zip(right).filter(|((name, _), right)| name == right);
+        let mut contents: HashMap<_, _> = found.map(|(found, _)| found).collect();
+        for name in names {
+            if !contents.contains_key(name) {
+                let (content, bytes) = self.fetch(volume, *name, method, size, rate)?;
+                contents.insert(*name, content);
+                downloaded += bytes;
+            }
         }
         Ok((contents, downloaded))
     }
@@ -322,14 +352,9 @@ impl BackupStore {
         if let Some(repository) = &self.repository {
             return repository.fetch(name, rate);
         }
-        let path = names::block(volume, name);
-        // Compressed blocks that are longer than blocks are so by their headers.
-        let limit = size + size / 16 + 4096;
         let mut downloaded = 0;
         let mut once = || {
-            let stored = self.objects.get(&path, limit)?;
-            downloaded += stored.len() as u64;
-            rate.wait(stored.len() as u64);
+            let stored = self.stored(volume, name, size, rate, &mut downloaded)?;
             codec::open(&stored, method, name, size)
         };
         let content = match once() {
@@ -338,6 +363,23 @@ impl BackupStore {
             content => content,
         };
         content.map(|content| (content, downloaded))
+    }
+
+    /// A block as it is stored.
+    fn stored(
+        &self,
+        volume: &str,
+        name: BlockName,
+        size: u64,
+        rate: &Rate<'_>,
+        downloaded: &mut u64,
+    ) -> Result<Vec<u8>> {
+        // Compressed blocks that are longer than blocks are so by their headers.
+        let limit = size + size / 16 + 4096;
+        let stored = self.objects.get(&names::block(volume, name), limit)?;
+        *downloaded += stored.len() as u64;
+        rate.wait(stored.len() as u64);
+        Ok(stored)
     }
 }
 
@@ -364,4 +406,56 @@ fn write(target: &impl Target, offset: u64, content: &[u8], zeros: bool) -> Resu
         at += length;
     }
     Ok(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::hooked::Hooked;
+    use crate::objects::{Directory, Objects};
+    use crate::url::Url;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    const VOLUME: &str = "vol-1";
+    const SIZE: u64 = 8192;
+
+    /// Blocks that are hashed together: one that was damaged on its way is read again, alone; others may be compressed in
+    /// another way. One that stays damaged is an error.
+    #[test]
+    fn of_blocks_that_are_fetched_together_a_damaged_one_is_fetched_again() {
+        let root = tempfile::tempdir().unwrap();
+        let inner: Arc<dyn Objects> = Arc::new(Directory::open(root.path()).unwrap());
+        let contents: Vec<_> = (1..=8_u8).map(|byte| vec![byte; SIZE as usize]).collect();
+        let names: Vec<_> = contents.iter().map(|content| BlockName::of(content)).collect();
+        let put = |at: usize, method: Method, content: usize| {
+            let stored = method.compress(&contents[content]).unwrap();
+            inner.put(&names::block(VOLUME, names[at]), &stored).unwrap();
+        };
+        (0..8).for_each(|at| put(at, if at == 5 { Method::Gzip } else { Method::Lz4 }, at));
+        let (stop, forever) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (rate, forever) = (Rate::new(None, &stop), Arc::new(forever));
+        for damaged in [&Method::Lz4.compress(&contents[7]).unwrap()[..], b"nothing", b""] {
+            let path = names::block(VOLUME, names[2]);
+            inner.put(&path, damaged).unwrap();
+            let (right, other) = (Method::Lz4.compress(&contents[2]).unwrap(), Arc::clone(&inner));
+            let (right, stays) = (right.into_owned(), Arc::clone(&forever));
+            let get = move |read: &str| {
+                if read == path && !stays.load(Ordering::SeqCst) {
+                    other.put(read, &right).unwrap();
+                }
+            };
+            let hooked = Hooked { get: Box::new(get), ..Hooked::on(Arc::clone(&inner)) };
+            let store = BackupStore::on(&Url::parse("vfs:///x").unwrap(), Arc::new(hooked));
+            let fetch = || store.fetch_some(VOLUME, &names, Method::Lz4, SIZE, &rate);
+            forever.store(true, Ordering::SeqCst);
+            assert_eq!(fetch().unwrap_err().kind(), ErrorKind::Corrupt);
+            forever.store(false, Ordering::SeqCst);
+            let (found, _) = fetch().unwrap();
+            assert_eq!(found.len(), 8);
+            for (name, content) in names.iter().zip(&contents) {
+                assert!(found[name] == *content, "{name}");
+            }
+        }
+    }
 }

@@ -83,13 +83,19 @@ impl BackupStore {
                 let results = results.iter().map(|block| one(*block));
                 Ok((run.len() as u64, results.collect::<Result<Vec<_>>>()?))
             };
-            pool::each(work.workers, &self.stop, different.chunks(self.run()), some, |result| {
-                if let Some((count, results)) = result {
-                    done += count * size;
-                    found.bad.extend(results.into_iter().flatten());
-                }
-                if (work.progress)(done, total) { Ok(()) } else { Err(pool::interrupted()) }
-            })?;
+            pool::each(
+                work.workers,
+                &self.stop,
+                different.chunks(self.run(size)),
+                some,
+                |result| {
+                    if let Some((count, results)) = result {
+                        done += count * size;
+                        found.bad.extend(results.into_iter().flatten());
+                    }
+                    if (work.progress)(done, total) { Ok(()) } else { Err(pool::interrupted()) }
+                },
+            )?;
             found.read = total;
         } else {
             let present = self.readable(volume, work)?;

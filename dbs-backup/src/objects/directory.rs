@@ -1,9 +1,10 @@
 //! Objects as files in a directory: `vfs://`, and what is mounted for `nfs://` and `cifs://`.
 
-use super::{Allowed, Found, Objects, Stat, missing, too_long};
+use super::{Allowed, Found, Objects, Prepared, Stat, missing, too_long};
 use crate::names::{BASE, TEMPORARY};
 use dbs_core::{Error, Result};
-use nix::fcntl::OFlag;
+use nix::fcntl::{OFlag, PosixFadviseAdvice, posix_fadvise};
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -24,6 +25,40 @@ pub struct Directory {
     open: File,
     /// Makes the names of temporary files different.
     count: AtomicU64,
+}
+
+/// A file that has its content, and not yet its name.
+#[derive(Debug)]
+pub struct Fresh {
+    file: File,
+    /// None once it has its name.
+    path: Option<PathBuf>,
+    target: PathBuf,
+    /// Folders in which there is something new.
+    changed: Vec<PathBuf>,
+}
+
+impl Fresh {
+    fn sync(&self) -> io::Result<()> {
+        sync_file(&self.file, &self.target)
+    }
+
+    fn name(&mut self) -> io::Result<()> {
+        if let Some(path) = &self.path {
+            rename(path, &self.target)?;
+        }
+        self.path = None;
+        Ok(())
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            // It may be there or not; garbage is collected later.
+            let _ = fs::remove_file(path);
+        }
+    }
 }
 
 impl Directory {
@@ -54,13 +89,14 @@ impl Directory {
         self.root.join(path)
     }
 
-    /// Makes a folder and its parents durably.
-    fn make(&self, folder: &Path) -> io::Result<()> {
+    /// Makes a folder and its parents. What holds them is added to `changed`: it has yet to be made durable.
+    fn make(&self, folder: &Path, changed: &mut Vec<PathBuf>) -> io::Result<()> {
+        let parent = folder.parent().unwrap_or(&self.root);
         match DirBuilder::new().mode(0o700).create(folder) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
             Err(error) if error.kind() == ErrorKind::NotFound && folder != self.root => {
-                self.make(folder.parent().unwrap_or(&self.root))?;
+                self.make(parent, changed)?;
                 match DirBuilder::new().mode(0o700).create(folder) {
                     Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
                     _ => {}
@@ -68,43 +104,41 @@ impl Directory {
             }
             Err(error) => return Err(error),
         }
-        sync_folder(folder.parent().unwrap_or(&self.root))
+        changed.push(parent.to_owned());
+        Ok(())
     }
 
     /// A new file beside `target`, as upstream names it.
-    fn temporary(&self, target: &Path) -> io::Result<(PathBuf, File)> {
+    fn temporary(&self, target: &Path) -> io::Result<Fresh> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let folder = target.parent().unwrap_or(&self.root);
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         let mut name = target.as_os_str().to_owned();
         name.push(format!("{TEMPORARY}{}", now + u128::from(count)));
-        let path = PathBuf::from(name);
+        let (path, mut changed) = (PathBuf::from(name), vec![folder.to_owned()]);
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
         for _ in 0..TRIES {
             match options.open(&path) {
                 // Somebody removed the last file in the folder, and with it the folder.
-                Err(error) if error.kind() == ErrorKind::NotFound => self.make(folder)?,
-                opened => return opened.map(|file| (path, file)),
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    self.make(folder, &mut changed)?;
+                }
+                opened => {
+                    let (path, target) = (Some(path), target.to_owned());
+                    return opened.map(|file| Fresh { file, path, target, changed });
+                }
             }
         }
         Err(io::Error::other("its folder disappears again and again"))
     }
 
-    fn write(&self, target: &Path, content: &[u8]) -> io::Result<()> {
-        let (temporary, mut file) = self.temporary(target)?;
-        // The content is durable before it has its name: a file with the name is complete. The name is durable when
-        // this returns, so that what is written next may rely on it.
-        let written = file
-            .write_all(content)
-            .and_then(|()| sync_file(&file, &temporary))
-            .and_then(|()| rename(&temporary, target))
-            .and_then(|()| sync_folder(target.parent().unwrap_or(&self.root)));
-        if written.is_err() {
-            // It may be there or not; garbage is collected later.
-            let _ = fs::remove_file(&temporary);
-        }
-        written
+    fn write(&self, target: &Path, content: &[u8]) -> io::Result<Fresh> {
+        let mut fresh = self.temporary(target)?;
+        fresh.file.write_all(content)?;
+        // The disk begins with it, so that it has less to do when it is waited for. If it does not, nothing is lost.
+        let _ = posix_fadvise(&fresh.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+        Ok(fresh)
     }
 
     /// Removes folders that have become empty, up to the base.
@@ -163,8 +197,26 @@ impl Objects for Directory {
     }
 
     fn put(&self, path: &str, content: &[u8]) -> Result<()> {
+        self.complete(vec![self.prepare(path, content)?])
+    }
+
+    fn prepare(&self, path: &str, content: &[u8]) -> Result<Prepared> {
         let target = self.at(path);
-        self.write(&target, content).map_err(|e| failed(e, "writing", &target))
+        let fresh = self.write(&target, content).map_err(|e| failed(e, "writing", &target))?;
+        Ok(Prepared(Some(fresh)))
+    }
+
+    /// The content is durable before it has its name: a file with the name is complete. The name is durable when this
+    /// returns, so that what is written next may rely on it. File systems do for many what they would do for each.
+    fn complete(&self, prepared: Vec<Prepared>) -> Result<()> {
+        let mut all: Vec<Fresh> = prepared.into_iter().filter_map(|prepared| prepared.0).collect();
+        let written = |e, fresh: &Fresh| failed(e, "writing", &fresh.target);
+        all.iter().try_for_each(|fresh| fresh.sync().map_err(|e| written(e, fresh)))?;
+        all.iter_mut().try_for_each(|fresh| fresh.name().map_err(|e| written(e, fresh)))?;
+        let folders: BTreeSet<&PathBuf> = all.iter().flat_map(|fresh| &fresh.changed).collect();
+        folders
+            .into_iter()
+            .try_for_each(|folder| sync_folder(folder).map_err(|e| failed(e, "writing", folder)))
     }
 
     fn stat(&self, path: &str) -> Result<Option<Stat>> {
@@ -354,7 +406,7 @@ mod tests {
         assert_eq!(absent.to_string(), "cannot find backupstore/a/two in backupstore");
     }
 
-    /// Content before its name, the name before the return, and folders before what is in them.
+    /// Content before its name, and the name, with the folders above, before the return.
     #[test]
     fn what_is_durable_when() {
         let root = tempfile::tempdir().unwrap();
@@ -371,12 +423,45 @@ mod tests {
         };
         order();
         objects.put("backupstore/a/one", b"1").unwrap();
-        let file = ["file /backupstore/a/one", "name /backupstore/a/one", "folder /backupstore/a"];
-        assert_eq!(order(), [&["folder ", "folder /backupstore"], &file[..]].concat());
+        let file = ["file /backupstore/a/one", "name /backupstore/a/one"];
+        let folders = ["folder ", "folder /backupstore", "folder /backupstore/a"];
+        assert_eq!(order(), [&file[..], &folders].concat());
         objects.put("backupstore/a/one", b"2").unwrap();
-        assert_eq!(order(), file);
+        assert_eq!(order(), [&file[..], &folders[2..]].concat());
         objects.settle().unwrap();
         assert_eq!(order(), ["all /backupstore"]);
+    }
+
+    /// All content before the first name, each folder once, and nothing stays of what is given up.
+    #[test]
+    fn what_is_durable_of_several() {
+        let root = tempfile::tempdir().unwrap();
+        let objects = Directory::open(root.path()).unwrap();
+        let one = objects.prepare("backupstore/a/one", b"1").unwrap();
+        let two = objects.prepare("backupstore/b/two", b"2").unwrap();
+        let three = objects.prepare("backupstore/a/three", b"3").unwrap();
+        assert!(objects.stat("backupstore/a/one").unwrap().is_none(), "it has no name yet");
+        drop(objects.prepare("backupstore/a/four", b"4").unwrap());
+        ORDER.take();
+        objects.complete(vec![one, two, three]).unwrap();
+        let order = ORDER.take();
+        let kinds: Vec<_> = order.iter().map(|line| line.split(' ').next().unwrap()).collect();
+        let names = ["name"; 3];
+        assert_eq!(kinds, [&["file"; 3][..], &names, &["folder"; 4]].concat(), "{order:?}");
+        assert_eq!(objects.list("backupstore/a").unwrap(), ["one", "three"]);
+        assert_eq!(objects.get("backupstore/b/two", 1).unwrap(), b"2");
+    }
+
+    /// What has no name when something fails never gets it.
+    #[test]
+    fn what_fails_with_others() {
+        let root = tempfile::tempdir().unwrap();
+        let objects = Directory::open(root.path()).unwrap();
+        objects.put("backupstore/a/two/three", b"3").unwrap();
+        let one = objects.prepare("backupstore/a/one", b"1").unwrap();
+        let two = objects.prepare("backupstore/a/two", b"2").unwrap();
+        assert!(objects.complete(vec![two, one]).is_err(), "there is a folder of that name");
+        assert_eq!(objects.list("backupstore/a").unwrap(), ["two"]);
     }
 
     /// On a network file system each look at a file is a request.

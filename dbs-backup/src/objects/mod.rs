@@ -25,6 +25,10 @@ pub struct Stat {
     pub modified: SystemTime,
 }
 
+/// An object whose writing has begun.
+#[derive(Debug)]
+pub struct Prepared(Option<directory::Fresh>);
+
 /// What is called for each object of a walk, with its path and what gives its bytes.
 pub type Found<'a> = &'a mut dyn FnMut(&str, Bytes<'_>) -> Result<()>;
 
@@ -53,6 +57,17 @@ pub trait Objects: Send + Sync {
     /// Writes an object, or writes it anew. A reader finds the old or the new content and nothing between, also after
     /// a power loss. On return the new one is durable.
     fn put(&self, path: &str, content: &[u8]) -> Result<()>;
+    /// Begins to write an object, where that is worth it. It may be there, and durable, only after [`Objects::complete`],
+    /// and is gone if what this returns is dropped.
+    fn prepare(&self, path: &str, content: &[u8]) -> Result<Prepared> {
+        self.put(path, content).map(|()| Prepared(None))
+    }
+
+    /// Ends the writing of several objects, as [`Objects::put`] does that of one.
+    fn complete(&self, _prepared: Vec<Prepared>) -> Result<()> {
+        Ok(())
+    }
+
     /// Whether there is such an object.
     fn stat(&self, path: &str) -> Result<Option<Stat>>;
     /// The names right below a folder, of objects and of folders. A folder that is not there is empty.

@@ -1,6 +1,6 @@
 //! Snapshots and volumes of a store, as backups need them.
 
-use dbs_backup::config::{BackupConfig, LABEL_CREATED, LABEL_SIZE, Map};
+use dbs_backup::config::{BackupConfig, CREATED, LABEL_SIZE, Map};
 use dbs_backup::{Source, Target};
 use dbs_core::info::{MapRange, RangeState, SnapshotInfo};
 use dbs_core::{Error, ErrorKind, Result};
@@ -48,7 +48,7 @@ impl<'a> SnapshotSource<'a> {
         // 0 says that it is not known.
         if let (Ok(created), 1..) = (created, self.snapshot.created_ns) {
             let text = created.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-            labels.insert(LABEL_CREATED.to_owned(), text);
+            labels.insert(CREATED.to_owned(), text);
         }
         labels
     }

@@ -223,6 +223,35 @@ fn another_replica_goes_on_where_the_first_one_was() {
     assert!(place.content("backup-2", 64 * MIB) == a.content("vol@two"));
 }
 
+/// Upstream's users count the labels of a backup. Earlier versions had the time of the snapshot among them.
+#[test]
+fn labels_are_those_of_the_user_alone_and_the_time_in_one_counts() {
+    let runtime = runtime();
+    let (node, place) = (Node::new(&runtime), Place::new());
+    let (time, label) = ("2026-08-21T10:00:00Z", r#""Labels":{"#);
+    node.write(0..10, 1);
+    node.snapshot_at("one", time);
+    assert!(!node.backed_up(&place, "one", "backup-1"));
+    let facts = place.store().backup(VOLUME, "backup-1").unwrap();
+    assert_eq!(facts.labels.unwrap(), [("RecurringJob".to_owned(), "c-1".to_owned())].into());
+    assert_eq!(facts.parameters.unwrap()["dbs-snapshot-created"], time);
+    let file = format!("backupstore/volumes/{}/backups/backup_backup-1.cfg", volume_path(&place));
+    let file = place.path().join(file);
+    let text = std::fs::read_to_string(&file).unwrap();
+    node.snapshot("two");
+    for (told, is_base) in [(time, true), ("2026-08-21T10:00:01Z", false)] {
+        let old = text.replace("dbs-snapshot-created", "other");
+        let old = old.replace(label, &format!(r#"{label}"dbs-snapshot-created":"{told}","#));
+        assert!(old.contains(told), "{old}");
+        std::fs::write(&file, old).unwrap();
+        let config = file.parent().unwrap().with_file_name("volume.cfg");
+        let before = std::fs::read(&config).unwrap();
+        assert_eq!(node.backed_up(&place, "two", &format!("backup-{is_base}")), is_base);
+        // The next one builds on the first again.
+        std::fs::write(&config, before).unwrap();
+    }
+}
+
 /// What upstream does not see: the difference to a snapshot that has the name of the one that was backed up is not the
 /// difference to the backup.
 #[test]
@@ -241,7 +270,7 @@ fn a_snapshot_that_has_a_name_again_is_no_base() {
     node.snapshot_at("weekly", "2026-08-21T10:00:02Z");
     assert!(!node.backed_up(&place, "weekly", "backup-2"));
     assert!(place.content("backup-2", 64 * MIB) == node.content("vol@weekly"));
-    // The same with a base that upstream has made, which has no label: one that was taken later is no base.
+    // The same with a base that upstream has made, which has no such time: one that was taken later is no base.
     let config = place
         .path()
         .join(format!("backupstore/volumes/{}/backups/backup_backup-2.cfg", volume_path(&place)));

@@ -101,6 +101,7 @@ impl Plan {
             // What is zeros in the volume may be something else in the image.
             keep_zeros: !request.backing_image_name.is_empty(),
             labels: labels.into_iter().collect(),
+            parameters: config::Map::new(),
             backing_image_name: request.backing_image_name,
             backing_image_checksum: request.backing_image_checksum,
             storage_class_name: request.storage_class_name,
@@ -289,7 +290,7 @@ impl Backup {
     fn carry_out(&self, plan: Plan, begun: &mut Begun) -> Result<String> {
         let store = place::open(&plan.url, &plan.credential)?;
         let mut options = plan.options;
-        options.labels.extend(self.source.labels());
+        options.parameters = self.source.parameters();
         let creation = store.create(&self.source, options)?;
         begun.tell(Ok(BackupCreateResponse {
             backup: self.name.clone(),

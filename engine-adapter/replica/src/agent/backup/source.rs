@@ -4,16 +4,13 @@ use crate::agent::peer::layer::{Layer, State};
 use crate::agent::shelf::{Flattened, no_disk};
 use crate::agent::uses::interrupted;
 use dbs_backup::Source;
-use dbs_backup::config::{BackupConfig, Map};
+use dbs_backup::config::{BackupConfig, CREATED, Map};
 use dbs_core::info::LayerInfo;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use longhorn_wire::{names, time};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The label with the time that the snapshot was created: the same on all replicas, and another one for a snapshot that
-/// has been given a name again.
-pub const LABEL_CREATED: &str = "dbs-snapshot-created";
 /// Ranges of a map asked for at once.
 const RANGES: usize = 4096;
 
@@ -67,10 +64,11 @@ impl SnapshotSource {
         })
     }
 
-    /// What the backup says of it, for the next one.
-    pub fn labels(&self) -> Map {
+    /// What the backup says of it, for the next one: when it was created, which is the same on all replicas, and another time
+    /// for a snapshot that has been given a name again. No label: those are all the user's.
+    pub fn parameters(&self) -> Map {
         let created = Some(self.created.clone()).filter(|created| !created.is_empty());
-        created.map(|created| (LABEL_CREATED.to_owned(), created)).into_iter().collect()
+        created.map(|created| (CREATED.to_owned(), created)).into_iter().collect()
     }
 
     /// Lets go of the store: from now on nothing can be read.
@@ -86,8 +84,8 @@ impl SnapshotSource {
     /// The identity of the snapshot of an earlier backup, if that is the very same as one that this snapshot builds on.
     ///
     /// Replicas know a snapshot by its name. After it was deleted, another one may have the name, and the difference to
-    /// that is not the difference to the backup. The times tell them apart: that of the snapshot, which the backup has as
-    /// a label, or, if upstream has made the backup, that of the backup itself. Without a time it is not known.
+    /// that is not the difference to the backup. The times tell them apart: that of the snapshot, which the backup
+    /// has, or, if upstream has made the backup, that of the backup itself. Without a time it is not known.
     ///
     /// Nor is one that is marked as removed: what is discarded above it may have been taken from it, too, and is no
     /// difference to it then.
@@ -98,9 +96,8 @@ impl SnapshotSource {
         while let Some(layer) = at.and_then(|name| find(&layers, name)) {
             if layer.name.as_ref() == Some(&base.snapshot_name) {
                 let created = time::text(layer.created_ns);
-                let label = base.labels.as_ref().and_then(|labels| labels.get(LABEL_CREATED));
-                let is_same = match label {
-                    Some(label) => *label == created,
+                let is_same = match base.told_created() {
+                    Some(told) => told == created,
                     // Both are texts of whole seconds in UTC.
                     None => created <= base.snapshot_created_at,
                 };
