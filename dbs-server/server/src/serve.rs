@@ -531,6 +531,11 @@ impl Service for StoreService {
         Ok(Box::new(move |stream| log_failure(nbd.adopt_for(stream, filling))))
     }
 
+    fn stored(&self, fill: bool) -> Result<Session> {
+        let (nbd, exports) = (Arc::clone(&self.nbd), Arc::new(self.filling.as_stored(fill)));
+        Ok(Box::new(move |stream| log_failure(nbd.adopt_for(stream, exports))))
+    }
+
     fn extra(&self, method: &str, params: &Value) -> Result<Option<Extra>> {
         self.extension.as_ref().map_or(Ok(None), |extension| extension.extra(method, params))
     }
