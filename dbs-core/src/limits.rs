@@ -60,7 +60,7 @@ pub const DATA_SHARE: u32 = 16;
 pub const EXTENTS_PER_WRITE: usize = 32;
 /// Longest request of an encrypted volume that a reactor encrypts or decrypts itself: while it does, nobody else that it
 /// serves gets an answer.
-pub const ENCRYPTED_START_MAX: u64 = 256 << 10;
+pub const ENCRYPTED_START_MAX: u64 = 1 << 20;
 
 /// Memory for what look-ups have found, unless said otherwise: 16 Mi volume extents with one layer each.
 pub const LOOKUP_CACHE_BYTES: u64 = 64 << 20;

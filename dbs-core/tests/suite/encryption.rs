@@ -270,7 +270,7 @@ fn a_server_encrypts_and_decrypts_in_buffers_of_its_own() {
         assert_eq!(beside > 0, checksums);
         assert!(!is_open(&disk), "it can be read on the medium");
         let mut request = Request::new();
-        let long = (256 << 10) + 4096;
+        let long = (1 << 20) + 4096;
         store.create_encrypted("long", 2 * long, &secret(1)).unwrap();
         let l = store.volume("long").unwrap();
         assert_eq!(l.start_write_own(0, long, &mut request).unwrap(), Start::Blocked);
