@@ -58,6 +58,9 @@ pub const EXTENTS_PER_STEP: u32 = 512;
 pub const DATA_SHARE: u32 = 16;
 /// Extents one step of a write touches: bounds what writes in flight may add to a commit group.
 pub const EXTENTS_PER_WRITE: usize = 32;
+/// Longest request of an encrypted volume that a reactor encrypts or decrypts itself: while it does, nobody else that it
+/// serves gets an answer.
+pub const ENCRYPTED_START_MAX: u64 = 1 << 20;
 
 /// Memory for what look-ups have found, unless said otherwise: 16 Mi volume extents with one layer each.
 pub const LOOKUP_CACHE_BYTES: u64 = 64 << 20;

@@ -424,6 +424,42 @@ def test_a_child_made_by_fork_is_refused_and_harms_nothing(store: dbs.Store) -> 
     assert store.check().ok
 
 
+def test_encrypted_volumes(store: dbs.Store, tmp_path: Path) -> None:
+    raw, digits = tmp_path / "raw", tmp_path / "digits"
+    raw.write_bytes(bytes(range(32)))
+    digits.write_text(bytes(range(32)).hex() + "\n")
+    volume = store.create_volume("v", "1MiB", key_file=raw)
+    assert volume.pwrite(b"secret", 4000) == 6
+    made = volume.info().encryption
+    assert made is not None and (made.secret, made.locked) == ("key file", False)
+    assert store.create_volume("plain", "1MiB").info().encryption is None
+    # It is closed first, as for all that nobody may have it open for.
+    volume.lock()
+    info = next(info for info in store.volumes() if info.name == "v")
+    assert info.encryption is not None and info.encryption.locked
+    with pytest.raises(dbs.Locked, match="dbs volume unlock v") as locked:
+        volume.pread(6, 4000)
+    assert isinstance(locked.value, PermissionError) and locked.value.errno == errno.EACCES
+    with pytest.raises(dbs.Invalid, match="a key file unlocks it"):
+        volume.unlock(passphrase="word")
+    for wrong in ({}, {"passphrase": "a", "key_file": raw}):
+        with pytest.raises(dbs.Invalid, match="a passphrase or a key file, and not both"):
+            volume.unlock(**wrong)  # type: ignore[arg-type]
+    short = tmp_path / "short"
+    short.write_bytes(b"hush")
+    with pytest.raises(dbs.Invalid, match="is no key file") as refused:
+        volume.unlock(key_file=short)
+    assert "hush" not in str(refused.value)
+    volume.unlock(key_file=digits)
+    assert volume.pread(6, 4000) == b"secret"
+    volume.rekey(key_file=digits, new_passphrase="word")
+    volume.lock()
+    with pytest.raises(dbs.Invalid, match="a passphrase unlocks it"):
+        volume.unlock(key_file=raw)
+    volume.unlock(passphrase="word")
+    assert volume.pread(6, 4000) == b"secret"
+
+
 def test_a_free_threaded_interpreter_is_refused() -> None:
     pretend = "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = {}; import dbs"
     for free in (0, 1):

@@ -3,10 +3,11 @@
 use crate::context::{Context, typed};
 use crate::pipes::Input;
 use crate::progress::Unit;
+use crate::secret;
 use crate::spec;
 use crate::target::Target;
 use clap::{Args, ValueEnum};
-use dbs_control::api::Request;
+use dbs_control::api::{Given, Request};
 use dbs_core::info::VolumeInfo;
 use dbs_core::io::probe::{IMAGE_BYTES, image_format};
 use dbs_core::units::SECTOR_BYTES;
@@ -37,6 +38,12 @@ pub struct Import {
     /// Begin again: replace the incomplete volume of this name that a stopped import has left
     #[arg(long)]
     restart: bool,
+    /// Encrypt the volume, as `dbs volume create --encrypt` does. The image stays as it is
+    #[arg(long)]
+    encrypt: bool,
+    /// File of 32 random bytes that is to unlock it
+    #[arg(long, value_name = "FILE", requires = "encrypt")]
+    key_file: Option<PathBuf>,
 }
 
 /// Formats of images.
@@ -62,8 +69,9 @@ impl Import {
         }
         context.stop.on_signals()?;
         let size = self.size.or(length).unwrap_or(UNKNOWN_SIZE_BYTES);
+        let request = self.create_request(size)?;
         let (value, copied) = context.with(true, |target| {
-            let uuid = self.create(context, target, size)?;
+            let uuid = self.create(context, target, &request)?;
             let filled = self.fill(context, target, &uuid, &source, length);
             match filled {
                 Ok((copied, volume)) => Ok((self.finish(context, target, &uuid, volume)?, copied)),
@@ -140,11 +148,20 @@ impl Import {
         )))
     }
 
+    /// What makes the volume.
+    fn create_request(&self, size: u64) -> Result<Request> {
+        let (volume, rebuilding) = (self.name.clone(), true);
+        if !self.encrypt {
+            return Ok(Request::VolumeCreate { volume, size, rebuilding });
+        }
+        let secret = Given(secret::of_new_volume(self.key_file.as_deref(), &volume)?);
+        Ok(Request::VolumeCreateEncrypted { volume, size, secret, rebuilding })
+    }
+
     /// Makes the volume, which is incomplete until [`Import::finish`]; its identity.
-    fn create(&self, context: &Context, target: &Target, size: u64) -> Result<String> {
-        let request = Request::VolumeCreate { volume: self.name.clone(), size, rebuilding: true };
+    fn create(&self, context: &Context, target: &Target, request: &Request) -> Result<String> {
         let create = || {
-            let made = target.call(context, &request)?;
+            let made = target.call(context, request)?;
             typed::<VolumeInfo>(made).map(|volume| volume.uuid)
         };
         let taken = match create() {
@@ -177,7 +194,7 @@ impl Import {
         source: &Source,
         length: Option<u64>,
     ) -> Result<(Copied, Box<dyn BlockAccess + 'a>)> {
-        let filled = target.access()?.open_to_fill(&self.name)?;
+        let filled = target.access()?.open_to_fill(&self.name, false)?;
         let known = length.is_some();
         let mut meter = context.meter("importing", Unit::Bytes);
         let mut progress =
@@ -206,7 +223,7 @@ impl Import {
         let (size, uuid) = (copied.length.max(SECTOR_BYTES), Some(uuid.to_owned()));
         let volume = self.name.clone();
         target.call(context, &Request::VolumeResize { volume, size, shrink: true, uuid })?;
-        Ok((copied, target.access()?.open_to_fill(&self.name)?))
+        Ok((copied, target.access()?.open_to_fill(&self.name, false)?))
     }
 
     /// Says that the volume is complete. Until then it is open, and nobody else begins to fill it.

@@ -40,6 +40,11 @@ use web::Shown;
 /// empty export name means this volume. While the server runs, it answers all dbs commands on the
 /// store. NBD clients also come in through sockets that systemd passes to the command (socket activation).
 /// A second signal ends the server at once, which is safe.
+///
+/// Encrypted volumes are locked, after each start, until `dbs volume unlock`: clients are refused, and block devices
+/// that an earlier server has left wait. Those that the secret in DBS_VOLUME_PASSPHRASE, DBS_VOLUME_PASSPHRASE_FILE
+/// (a file whose first line is the passphrase) or DBS_VOLUME_KEY_FILE unlocks are unlocked when they are used, until
+/// `dbs volume lock`. A secret that cannot be read keeps the server from starting.
 #[derive(Debug, Args)]
 pub struct Serve {
     /// Listen for NBD clients: unix:PATH, tcp:HOST:PORT, or tcp:PORT for loopback; can be repeated

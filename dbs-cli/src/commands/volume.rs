@@ -55,7 +55,12 @@ impl Create {
             (None, size) if self.encrypt => {
                 let secret = Given(secret::of_new_volume(self.key_file.as_deref(), &self.name)?);
                 let (volume, size) = (self.name, size.unwrap_or(0));
-                context.call(&Request::VolumeCreateEncrypted { volume, size, secret })?
+                context.call(&Request::VolumeCreateEncrypted {
+                    volume,
+                    size,
+                    secret,
+                    rebuilding: false,
+                })?
             }
             (None, size) => context.call(&Request::VolumeCreate {
                 volume: self.name,
@@ -316,6 +321,9 @@ impl Delete {
 }
 
 /// Create a volume that starts with the content of a snapshot, without a copy.
+///
+/// A clone of an encrypted volume is encrypted with the same key, and begins with the same passphrase or key file:
+/// `dbs volume rekey` gives it one of its own.
 #[derive(Debug, Args)]
 pub struct CloneFrom {
     /// Snapshot, as VOLUME@SNAPSHOT
@@ -331,7 +339,11 @@ impl CloneFrom {
         let new = self.new;
         let request = Request::VolumeClone { volume, snapshot, new, rebuilding: false };
         let value = context.call(&request)?;
-        context.done(&value, &message)
+        let made: VolumeInfo = typed(value.clone())?;
+        let how = made
+            .encryption
+            .map(|how| format!(", encrypted: the {} of its origin unlocks it", how.secret));
+        context.done(&value, &format!("{message}{}", how.unwrap_or_default()))
     }
 }
 

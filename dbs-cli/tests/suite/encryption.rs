@@ -4,6 +4,8 @@ use crate::support::{Place, Run, noise, run};
 use dbs_core::{OpenOptions, Secret, Store, TailPlace};
 use std::fs;
 use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 
 const SIZE: usize = 256 << 10;
 
@@ -48,11 +50,10 @@ fn commands_on_an_idle_store_take_the_secret_from_variables() {
     assert_eq!(shown["encryption"]["secret"], "key file");
     assert_eq!(shown["encryption"]["locked"], true);
     // What looks at no content needs none.
-    place.dbs("volume clone v@s w").ok("clone");
-    place.dbs("--yes volume delete w").ok("delete");
     place.dbs("check").ok("check");
-    let refused = with(&place, &key, "send v@s").exits(1, "a stream would not be encrypted");
-    assert!(refused.stdout.is_empty() && refused.stderr.contains("cannot be sent yet"));
+    let cloned = place.dbs("volume clone v@s w").ok("clone").text();
+    assert!(cloned.contains("encrypted: the key file of its origin unlocks it"), "{cloned}");
+    place.dbs("--yes volume delete w").ok("delete");
     // Another secret, and whoever has none and no terminal is told what there is.
     let both = [key[0], ("DBS_VOLUME_NEW_PASSPHRASE", "a b")];
     with(&place, &both, "volume rekey v").ok("rekey");
@@ -94,6 +95,57 @@ fn a_server_unlocks_and_locks_volumes() {
     for secret in ["not-for-logs", "05050505", "06060606"] {
         assert!(!log.contains(secret), "{secret} is in the log: {log}");
     }
+}
+
+#[test]
+fn streams_and_images_keep_what_they_carry_secret() {
+    let place = Place::new();
+    let content = sample(&place);
+    place.dbs("init other.dbs --size 64MiB").ok("init");
+    // Of a server and of an idle store, to either; nobody has a key.
+    let served = place.serve("--nbd unix:socket");
+    place.dbs("send v@s full").ok("send");
+    let stream = fs::read(place.path("full")).unwrap();
+    assert!(stream.len() > SIZE && !stream.windows(16).any(|part| *part == content[..16]));
+    place.dbs("--store other.dbs receive v full").ok("receive");
+    place.dbs("receive copy full").ok("receive");
+    is_locked(&place.dbs("--store other.dbs volume export v a.raw"));
+    let key = [("DBS_VOLUME_KEY_FILE", "key")];
+    with(&place, &key, "--store other.dbs volume export v@s b.raw").ok("export");
+    assert!(fs::read(place.path("b.raw")).unwrap() == content);
+    place.dbs("volume unlock copy --key-file key").ok("unlock");
+    place.dbs("volume export copy@s c.raw").ok("export");
+    assert!(fs::read(place.path("c.raw")).unwrap() == content);
+    // An image becomes an encrypted volume.
+    place.dbs("volume import i c.raw --encrypt --key-file other").ok("import");
+    place.dbs("volume export i d.raw").ok("export");
+    assert!(fs::read(place.path("d.raw")).unwrap() == content);
+    let listed = place.json("volume show i");
+    assert_eq!(listed["encryption"]["secret"], "key file");
+    // A volume that exists is of another family.
+    place.dbs("snapshot create i@t").ok("snapshot");
+    let refused = place.dbs("receive i full").exits(2, "another key");
+    assert!(refused.stderr.contains("encrypted with another key"), "{}", refused.stderr);
+    assert_eq!(served.stop().0, Some(0));
+    let store = Store::open(&place.store(), &OpenOptions::default()).unwrap();
+    assert!(store.check().unwrap().worst().is_none());
+}
+
+#[test]
+fn a_server_with_a_key_writes_no_core_dump() {
+    let place = Place::new();
+    sample(&place);
+    let dumps = |before: &dyn Fn()| {
+        let served = place.serve("--nbd unix:socket");
+        let pid = served.pid().to_string();
+        let limit = Command::new("prlimit").args(["--core=unlimited:", "--pid", &pid]).status();
+        before();
+        limit.is_ok_and(|status| status.success()) && served.crash().core_dumped()
+    };
+    if !dumps(&|| {}) {
+        return println!("SKIPPED core dumps: needs prlimit, and a system that writes them");
+    }
+    assert!(!dumps(&|| drop(place.dbs("volume unlock v --key-file key").ok("unlock"))));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// A directory with a store (once made) and a runtime directory.
@@ -138,6 +138,12 @@ impl Served {
         self.end()
     }
 
+    /// SIGABRT, as if it had crashed; how it ended.
+    pub fn crash(mut self) -> ExitStatus {
+        self.signal("ABRT");
+        self.end_status().0
+    }
+
     /// `kill -9`.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -152,6 +158,11 @@ impl Served {
     }
 
     fn end(&mut self) -> (Option<i32>, String) {
+        let (status, log) = self.end_status();
+        (status.code(), log)
+    }
+
+    fn end_status(&mut self) -> (ExitStatus, String) {
         let mut child = self.child.take().unwrap();
         let deadline = Instant::now() + Duration::from_secs(120);
         let status = loop {
@@ -166,7 +177,7 @@ impl Served {
             }
         };
         let log = self.log.take().unwrap().join().unwrap();
-        (status.expect("dbs serve did not end in time").code(), log)
+        (status.expect("dbs serve did not end in time"), log)
     }
 }
 

@@ -13,8 +13,8 @@ use zerocopy::FromZeros;
 pub struct NewKey {
     /// The key, wrapped.
     pub slot: KeySlot,
-    /// The key.
-    pub key: Arc<DataKey>,
+    /// The key, unless it begins locked.
+    pub key: Option<Arc<DataKey>>,
     /// Which family of volumes it is the key of.
     pub family: [u8; 16],
 }
@@ -89,7 +89,7 @@ impl Meta {
         self.snapshot_mut(head).family = new.family;
         let volume = self.volume_mut(id);
         volume.key_slot = new.slot;
-        volume.key = Some(Arc::clone(&new.key));
+        volume.key.clone_from(&new.key);
         self.append_snapshot(head);
         self.append_volume(id);
     }

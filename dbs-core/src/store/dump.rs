@@ -120,7 +120,7 @@ pub(super) struct DumpVolume {
 }
 
 /// The wrapped key of an encrypted volume: only the secret of a user opens it.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DumpKey {
     method: u8,
     secret: u8,
@@ -132,7 +132,7 @@ pub(super) struct DumpKey {
 }
 
 impl DumpKey {
-    fn of(slot: &KeySlot) -> Option<Self> {
+    pub fn of(slot: &KeySlot) -> Option<Self> {
         slot.is_some().then(|| Self {
             method: slot.method,
             secret: slot.secret,
@@ -147,7 +147,7 @@ impl DumpKey {
     /// # Errors
     /// `Invalid` if it is none.
     pub fn slot(&self) -> Result<KeySlot> {
-        let wrong = || Error::invalid("the dump has a key that is none");
+        let wrong = || Error::invalid("there is a key that is none");
         Ok(KeySlot {
             method: self.method,
             secret: self.secret,

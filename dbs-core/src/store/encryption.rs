@@ -2,7 +2,9 @@
 //!
 //! What a secret costs to try is paid with nothing locked.
 
+use super::dump::DumpKey;
 use super::facts::volume_info;
+use super::identity::{parse_uuid, uuid_text};
 use super::{Store, still_named};
 use crate::crypt::{self, DataKey, RawKey, Secret};
 use crate::error::{Error, Result};
@@ -11,12 +13,44 @@ use crate::format::superblock::INCOMPAT_ENCRYPTED;
 use crate::info::VolumeInfo;
 use crate::meta::encryption::NewKey;
 use crate::units::{SnapshotId, VolumeId};
+use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use zeroize::Zeroizing;
 
 /// A volume, its wrapped key, and the key.
 type Unwrapped = (VolumeId, KeySlot, RawKey);
+
+/// The key of an encrypted volume as its store keeps it, for a copy of the volume in another store: wrapped, so that only a
+/// secret opens it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrappedKey {
+    /// Which key it is, in the text form of a uuid: as in [`EncryptionInfo`](crate::info::EncryptionInfo).
+    pub family: String,
+    #[serde(flatten)]
+    slot: DumpKey,
+}
+
+impl WrappedKey {
+    /// Checks that it is one.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn check(&self) -> Result<()> {
+        self.parts().map(drop)
+    }
+
+    fn parts(&self) -> Result<(KeySlot, [u8; 16])> {
+        let (slot, family) = (self.slot.slot()?, parse_uuid(&self.family)?);
+        // All zeros is none, and all ones one that nobody has.
+        let is_one = slot.is_some() && !slot.is_lost() && slot.is_possible();
+        if !is_one || family == [0; 16] || family == [0xff; 16] || uuid_text(&family) != self.family
+        {
+            return Err(Error::invalid("there is a key that is none"));
+        }
+        Ok((slot, family))
+    }
+}
 
 /// Volumes that the secret which the store was opened with does not unlock.
 #[derive(Debug, Default)]
@@ -59,17 +93,58 @@ impl Store {
         secret: &Secret,
         rebuilding: bool,
     ) -> Result<VolumeInfo> {
+        self.create_with_key(name, size, rebuilding, || self.new_key(secret))
+    }
+
+    /// Creates a volume as [`Store::create_encrypted_rebuilding`] does, of a key that another store has wrapped. It is
+    /// locked, and the secret that unlocks it is the one that it has there.
+    ///
+    /// # Errors
+    /// `Invalid` if it is no key; as [`Store::create_volume`].
+    pub fn create_wrapped_rebuilding(
+        &self,
+        name: &str,
+        size: u64,
+        key: &WrappedKey,
+    ) -> Result<VolumeInfo> {
+        let (slot, family) = key.parts()?;
+        self.create_with_key(name, size, true, || Ok(NewKey { slot, key: None, family }))
+    }
+
+    /// The key of an encrypted volume, wrapped, for a copy of the volume elsewhere.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` if it is not encrypted; `Corrupt` if its key is lost.
+    pub fn wrapped_key(&self, volume: &str) -> Result<WrappedKey> {
+        let meta = self.inner.meta();
+        let id = meta.find_volume(volume)?;
+        let slot = DumpKey::of(&meta.key_slot(id)?);
+        let family = uuid_text(&meta.snapshot(meta.volume(id).head).family);
+        let none = || Error::corrupt(format!("volume `{volume}` has no key"));
+        Ok(WrappedKey { family, slot: slot.ok_or_else(none)? })
+    }
+
+    fn new_key(&self, secret: &Secret) -> Result<NewKey> {
+        let mut raw: RawKey = Zeroizing::new([0; 64]);
+        self.inner.env.secret(&mut raw[..])?;
+        Ok(NewKey {
+            slot: crypt::wrap(&raw, secret, self.salt()?)?,
+            key: Some(Arc::new(DataKey::new(&raw))),
+            family: super::identity::as_uuid(self.inner.env.random()),
+        })
+    }
+
+    fn create_with_key(
+        &self,
+        name: &str,
+        size: u64,
+        rebuilding: bool,
+        key: impl FnOnce() -> Result<NewKey>,
+    ) -> Result<VolumeInfo> {
         // What is refused leaves the store to those who do not know encryption.
         self.inner.meta().check_new_volume(name, size)?;
         self.make_slots(1)?;
-        let mut raw: RawKey = Zeroizing::new([0; 64]);
-        self.inner.env.secret(&mut raw[..])?;
-        let new = NewKey {
-            slot: crypt::wrap(&raw, secret, self.salt()?)?,
-            key: Arc::new(DataKey::new(&raw)),
-            family: super::identity::as_uuid(self.inner.env.random()),
-        };
-        drop(raw);
+        let new = key()?;
         self.inner.announce(INCOMPAT_ENCRYPTED)?;
         let births = self.inner.births(None);
         self.inner.command(|meta| {

@@ -52,6 +52,7 @@ pub use crate::meta::relink::Link;
 pub use backing::Backing;
 pub(crate) use bring::is_damage;
 pub use elsewhere::{TAKE_OVER_TIME, is_written_elsewhere};
+pub use encryption::WrappedKey;
 pub use expected::Expected;
 pub use flush::{Asked, Flush, StartFlush};
 pub use identity::{is_same_place, parse_uuid, peek_key, peek_place, peek_uuid, uuid_text};

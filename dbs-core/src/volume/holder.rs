@@ -31,7 +31,7 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Invalid`.
     pub fn volume(&self, spec: &str) -> Result<Volume> {
-        self.open_volume(spec, None)
+        self.open_volume(spec, None, false)
     }
 
     /// As [`Store::volume`], in the name of a holder, of whom others are told: as long as the handle
@@ -40,7 +40,21 @@ impl Store {
     /// # Errors
     /// As [`Store::volume`].
     pub fn volume_for(&self, spec: &str, holder: Holder) -> Result<Volume> {
-        self.open_volume(spec, Some(holder))
+        self.open_volume(spec, Some(holder), false)
+    }
+
+    /// Opens a snapshot (`name@snapshot`) for who takes its blocks elsewhere as they are stored: what is encrypted is not
+    /// decrypted, and needs no key. Blocks are told apart, and checked, as ever.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` for a volume; `Busy` for a snapshot of one that is rebuilding.
+    pub fn snapshot_as_stored(&self, spec: &str, holder: Option<Holder>) -> Result<Volume> {
+        if !spec.contains('@') {
+            return Err(Error::invalid(format!(
+                "`{spec}` is a volume: only a snapshot is read as it is stored"
+            )));
+        }
+        self.open_volume(spec, holder, true)?.whole()
     }
 
     /// Opens a volume or snapshot for its users: as [`Store::volume`], but nothing whose content is
@@ -58,6 +72,19 @@ impl Store {
     /// `NotFound`; `Invalid` if it is not rebuilding; `Busy` if somebody has it open.
     pub fn open_to_fill(&self, name: &str, holder: Option<Holder>) -> Result<Volume> {
         self.unlock_with_given(name);
+        self.open_filling(name, holder, false)
+    }
+
+    /// As [`Store::open_to_fill`], for who has blocks as [`Store::snapshot_as_stored`] shows them, of a volume of the same
+    /// family: what is written is encrypted already, and needs no key. Only whole blocks mean something.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_to_fill_as_stored(&self, name: &str, holder: Option<Holder>) -> Result<Volume> {
+        self.open_filling(name, holder, true)
+    }
+
+    fn open_filling(&self, name: &str, holder: Option<Holder>, as_stored: bool) -> Result<Volume> {
         let since_ns = self.inner.now_ns();
         let mut meta = self.inner.meta();
         let volume = meta.find_volume(name)?;
@@ -65,13 +92,17 @@ impl Store {
             return Err(Error::invalid(format!("volume `{name}` is complete: nobody may fill it")));
         }
         meta.check_closed(volume)?;
-        meta.check_not_locked(volume)?;
+        if !as_stored {
+            meta.check_not_locked(volume)?;
+        }
         meta.opened(volume, None);
-        let (pace, encrypted) = (Arc::clone(&meta.volume(volume).pace), meta.is_encrypted(volume));
+        let pace = Arc::clone(&meta.volume(volume).pace);
+        let encrypted = meta.is_encrypted(volume) && !as_stored;
         let holder = holder.map(|holder| meta.add_holder(Target::Volume(volume), holder, since_ns));
         drop(meta);
         let (store, spec) = (Arc::clone(&self.inner), name.to_owned());
-        let handle = Handle { store, volume, snapshot: None, spec, pace, encrypted, holder };
+        let snapshot = None;
+        let handle = Handle { store, volume, snapshot, spec, pace, encrypted, as_stored, holder };
         Ok(Volume { handle: Arc::new(handle) })
     }
 
@@ -90,8 +121,10 @@ impl Store {
         self.inner.meta().list_holders()
     }
 
-    fn open_volume(&self, spec: &str, holder: Option<Holder>) -> Result<Volume> {
-        self.unlock_with_given(spec);
+    fn open_volume(&self, spec: &str, holder: Option<Holder>, as_stored: bool) -> Result<Volume> {
+        if !as_stored {
+            self.unlock_with_given(spec);
+        }
         let since_ns = holder.as_ref().map_or(0, |_| self.inner.now_ns());
         let mut meta = self.inner.meta();
         let (volume, snapshot) = match names::split(spec)? {
@@ -102,12 +135,13 @@ impl Store {
             }
         };
         meta.opened(volume, snapshot);
-        let (pace, encrypted) = (Arc::clone(&meta.volume(volume).pace), meta.is_encrypted(volume));
+        let pace = Arc::clone(&meta.volume(volume).pace);
+        let encrypted = meta.is_encrypted(volume) && !as_stored;
         let target = snapshot.map_or(Target::Volume(volume), |id| Target::Snapshot(volume, id));
         let holder = holder.map(|holder| meta.add_holder(target, holder, since_ns));
         drop(meta);
         let (store, spec) = (Arc::clone(&self.inner), spec.to_owned());
-        let handle = Handle { store, volume, snapshot, spec, pace, encrypted, holder };
+        let handle = Handle { store, volume, snapshot, spec, pace, encrypted, as_stored, holder };
         Ok(Volume { handle: Arc::new(handle) })
     }
 }

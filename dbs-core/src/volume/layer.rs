@@ -42,7 +42,9 @@ impl Store {
         let spec = snapshot.map_or_else(|| volume.to_owned(), |name| format!("{volume}@{name}"));
         let store = Arc::clone(&self.inner);
         let (volume, snapshot) = (volume_id, id);
-        let handle = Handle { store, volume, snapshot, spec, pace, encrypted, holder: None };
+        let as_stored = false;
+        let handle =
+            Handle { store, volume, snapshot, spec, pace, encrypted, as_stored, holder: None };
         Ok(Layer { handle: Arc::new(handle) })
     }
 }

@@ -49,8 +49,10 @@ struct Handle {
     snapshot: Option<SnapshotId>,
     spec: String,
     pace: Arc<Pace>,
-    /// What it holds is encrypted; that never changes.
+    /// What is read is decrypted, and what is written encrypted; that never changes.
     encrypted: bool,
+    /// Blocks are read and written as they are stored, encrypted or not: by who moves them without a key.
+    as_stored: bool,
     /// Its number, if it is open in somebody's name.
     holder: Option<u64>,
 }
@@ -329,6 +331,9 @@ impl Volume {
             }
             let source = self.source(meta);
             meta.plan_read(source, blocks_of(part.offset, length), pieces)?;
+            if self.handle.as_stored {
+                return Ok(None);
+            }
             Ok(meta.key_for(source)?)
         })
     }

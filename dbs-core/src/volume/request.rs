@@ -9,6 +9,7 @@ mod start;
 mod sums;
 
 use super::Handle;
+use crate::crypt::DataKey;
 use crate::error::{Error, Result};
 use crate::format::sums::Stored;
 use crate::meta::Meta;
@@ -91,11 +92,15 @@ pub struct Request {
 pub(super) struct Running {
     pub(super) handle: Arc<Handle>,
     kind: Kind,
+    /// Of a read that is still to be decrypted, or a write that is still to be encrypted, by who does the I/O.
+    key: Option<Arc<DataKey>>,
 }
 
 enum Kind {
     Read {
         fence: FenceId,
+        /// Where it begins in the volume, in bytes.
+        offset: u64,
     },
     Write {
         hold: HoldId,
@@ -142,7 +147,7 @@ impl Request {
     /// `Io`, if the outcome is a failure.
     ///
     /// # Panics
-    /// If no read is under way.
+    /// If no read is under way, or one that [`Request::finish_read_own`] has to decrypt.
     pub fn finish_read(&mut self, outcome: io::Result<()>, buf: &[u8]) -> Result<Read> {
         let checks = self.running.as_ref().is_some_and(|running| running.handle.store.has_sums);
         let mut stored = Vec::new();
@@ -162,6 +167,35 @@ impl Request {
             Err(_) if extra => Ok(Read::Again),
             Err(error) => Err(Error::io(error, format!("reading `{}` failed", handle.spec))),
         }
+    }
+
+    /// As [`Request::finish_read`], of what [`Volume::start_read_beside`](super::Volume::start_read_beside) has started:
+    /// what is encrypted is decrypted in `buf`.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// If no read is under way.
+    pub fn finish_read_own(&mut self, outcome: io::Result<()>, buf: &mut [u8]) -> Result<Read> {
+        let Some(running) = &mut self.running else { panic!("no read is under way") };
+        let (Some(key), Kind::Read { offset, .. }) = (running.key.take(), &running.kind) else {
+            return self.finish_read(outcome, buf);
+        };
+        let offset = *offset;
+        let read = self.finish_read(outcome, buf)?;
+        if read == Read::Done {
+            // Pages of checksums beside the data are no segments any more.
+            for segment in &self.segments {
+                let place = if sabotage::is(Bug::TweakByPlace) {
+                    segment.device
+                } else {
+                    offset + segment.start as u64
+                };
+                key.decrypt(place, &mut buf[segment.start..segment.start + segment.length]);
+            }
+        }
+        Ok(read)
     }
 
     /// Ends a read of which all is known and right; `false` if it is not, and has not ended.
@@ -205,8 +239,8 @@ impl Request {
     /// The fence number of a read under way, which the caller gives back.
     fn end_read(&mut self) -> (Arc<Handle>, FenceId) {
         match self.running.take() {
-            Some(Running { handle, kind: Kind::Read { fence } }) => (handle, fence),
-            _ => panic!("no read is under way"),
+            Some(Running { handle, kind: Kind::Read { fence, .. }, key: None }) => (handle, fence),
+            _ => panic!("no read is under way, or it is still to be decrypted"),
         }
     }
 
@@ -216,7 +250,7 @@ impl Request {
     /// `Io` or `NoSpace`, if the outcome is a failure: each block then holds old or new content.
     ///
     /// # Panics
-    /// If no write is under way.
+    /// If no write is under way, or one whose bytes were to be encrypted, and were not.
     pub fn finish_write(&mut self, outcome: io::Result<()>) -> Result<Finish> {
         if let Err(error) = outcome {
             let Some(running) = &self.running else { panic!("no write is under way") };
@@ -224,10 +258,13 @@ impl Request {
             self.abandon();
             return Err(error);
         }
-        let Some(Running { handle, kind: Kind::Write { hold, planned: true, must_commit } }) =
-            self.running.take()
+        let Some(Running {
+            handle,
+            kind: Kind::Write { hold, planned: true, must_commit },
+            key: None,
+        }) = self.running.take()
         else {
-            panic!("no write is under way");
+            panic!("no write is under way, or what was written is not encrypted");
         };
         let ended = self.end_overwrite(&handle, hold);
         let must_commit = must_commit | ended.unwrap_or_else(|| self.end_write(&handle, hold));
@@ -283,10 +320,10 @@ impl Request {
 
     /// Gives back what is held, as after a failure.
     fn abandon(&mut self) {
-        let Some(Running { handle, kind }) = self.running.take() else { return };
+        let Some(Running { handle, kind, .. }) = self.running.take() else { return };
         let mut meta = handle.store.meta();
         match kind {
-            Kind::Read { fence } => {
+            Kind::Read { fence, .. } => {
                 meta.fence.end(fence);
                 self.end_beside(&mut meta, &[]);
             }
@@ -305,7 +342,8 @@ impl Request {
     /// A write goes whose transfers may be under way: what lands in its places later must find nobody
     /// else's data there. Its extents stay allocated, in no record, and nothing is written after it.
     fn lose(&mut self) {
-        let Some(Running { handle, kind: Kind::Write { hold, .. } }) = self.running.take() else {
+        let Some(Running { handle, kind: Kind::Write { hold, .. }, .. }) = self.running.take()
+        else {
             return;
         };
         handle.store.poison(&format!("a write to `{}` was dropped before it ended", handle.spec));

@@ -3,7 +3,7 @@
 use crate::common::{BLOCK, FixedEnv, Mem, dump, finish_work, init, open, options};
 use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
-use dbs_core::volume::{ReadPart, Request, Start, Volume};
+use dbs_core::volume::{Read, ReadPart, Request, Start, Volume};
 use dbs_core::{ErrorKind, InitOptions, OpenOptions, Secret, Store};
 use std::sync::Arc;
 
@@ -155,6 +155,8 @@ fn is_refused(store: &Store) {
         locked(store.complete_volume(spec));
         locked(store.observe(spec).unwrap().read_at(0, &mut buf));
         assert_eq!(volume.start_read(0, 4096, &mut request).unwrap(), Start::Blocked);
+        locked(volume.start_read_beside(0, 4096, &mut request));
+        assert!(!request.is_running() && request.extra_bytes() == 0);
     }
     let volume = store.volume("v").unwrap();
     locked(volume.write_at(0, &buf, false));
@@ -166,7 +168,132 @@ fn is_refused(store: &Store) {
     locked(volume.heal(0, &buf));
     locked(store.layer("v", Some("one")).unwrap().read_at(0, &mut buf));
     assert_eq!(volume.start_write(0, 4096, &mut request).unwrap(), Start::Blocked);
+    locked(volume.start_write_own(0, 4096, &mut request));
     assert!(buf == [0xaa; BLOCK], "shown");
+}
+
+/// As a server does it, in a buffer of its own; false if somebody who may wait is to do it.
+fn write_own(disk: &Mem, volume: &Volume, offset: u64, buf: &mut [u8]) -> bool {
+    let mut request = Request::new();
+    if volume.start_write_own(offset, buf.len() as u64, &mut request).unwrap() != Start::Io {
+        return false;
+    }
+    assert!(request.is_open());
+    request.seal_own(buf);
+    assert!(!request.is_open());
+    for part in request.segments() {
+        disk.write_at(part.device, &buf[part.start..][..part.length]).unwrap();
+    }
+    let _ = request.finish_write(Ok(())).unwrap();
+    true
+}
+
+/// The same for a read, and whether it was checked by what was fetched beside it.
+fn read_own(disk: &Mem, volume: &Volume, offset: u64, length: usize) -> Option<(Vec<u8>, bool)> {
+    let mut request = Request::new();
+    let start = volume.start_read_beside(offset, length as u64, &mut request).unwrap();
+    let beside = request.extra_bytes();
+    let mut buf = vec![0xee; length + beside];
+    for part in request.segments() {
+        disk.read_at(part.device, &mut buf[part.start..][..part.length]).unwrap();
+    }
+    request.zeros().iter().for_each(|range| buf[range.clone()].fill(0));
+    match start {
+        Start::Blocked => return None,
+        Start::Done => {}
+        Start::Io => assert_eq!(request.finish_read_own(Ok(()), &mut buf).unwrap(), Read::Done),
+    }
+    buf.truncate(length);
+    Some((buf, beside > 0))
+}
+
+#[test]
+fn a_server_encrypts_and_decrypts_in_buffers_of_its_own() {
+    for checksums in [true, false] {
+        let disk = Arc::new(Mem::new(8 << 20));
+        let options = InitOptions { size: Some(8 << 20), checksums, ..options() };
+        Store::init_on(&*disk, &options, &FixedEnv::new(1)).unwrap();
+        let store = open(&disk, 2, false).unwrap();
+        let size = 16 * EXTENT;
+        store.create_encrypted("v", size, &secret(1)).unwrap();
+        let mut model = vec![0; size as usize];
+        let mut rng = fastrand::Rng::with_seed(1);
+        let (mut writes, mut reads, mut beside) = (0, 0, 0);
+        let check = |store: &Store, model: &[u8], range: std::ops::Range<usize>| {
+            let v = store.volume("v").unwrap();
+            let (mut found, start) = (vec![0xaa; range.len()], range.start as u64);
+            v.read_at(start, &mut found).unwrap();
+            assert!(found == model[range.clone()], "blocking: {range:?}");
+            let read = read_own(&disk, &v, start, range.len());
+            read.map(|(found, beside)| {
+                assert!(found == model[range.clone()], "own: {range:?}");
+                beside
+            })
+        };
+        for round in 0..120 {
+            let v = store.volume("v").unwrap();
+            let (first, count) = (rng.u64(0..size / 4096 - 8), rng.u64(1..=8));
+            let range = first as usize * BLOCK..(first + count) as usize * BLOCK;
+            let text = sectors(round, first * 8, count * 8);
+            if write_own(&disk, &v, first * 4096, &mut text.clone()) {
+                writes += 1;
+            } else {
+                v.write_at(first * 4096, &text, false).unwrap();
+            }
+            model[range.clone()].copy_from_slice(&text);
+            if round == 60 {
+                store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+            }
+            reads += usize::from(check(&store, &model, range).is_some());
+        }
+        // Holes and data by turns; parts of blocks, where nothing is to be checked.
+        for at in (0..model.len()).step_by(8 * BLOCK) {
+            check(&store, &model, at..at + 8 * BLOCK);
+        }
+        assert_eq!(check(&store, &model, 512..1024).is_some(), !checksums);
+        store.close().unwrap();
+        let store = open(&disk, 3, false).unwrap();
+        store.unlock("v", &secret(1)).unwrap();
+        let v = store.volume("v").unwrap();
+        v.read_at(0, &mut [0; BLOCK]).unwrap();
+        if checksums {
+            // Where they are is known from here on, and nothing else.
+            store.crowd_checksums(true).unwrap();
+        }
+        for at in (0..model.len()).step_by(8 * BLOCK) {
+            if let Some((found, fetched)) = read_own(&disk, &v, at as u64, 8 * BLOCK) {
+                assert!(found == model[at..at + 8 * BLOCK]);
+                beside += usize::from(fetched);
+            }
+        }
+        assert!(writes > 60 && reads > 60, "{writes} {reads}");
+        assert_eq!(beside > 0, checksums);
+        assert!(!is_open(&disk), "it can be read on the medium");
+        let mut request = Request::new();
+        let long = (1 << 20) + 4096;
+        store.create_encrypted("long", 2 * long, &secret(1)).unwrap();
+        let l = store.volume("long").unwrap();
+        assert_eq!(l.start_write_own(0, long, &mut request).unwrap(), Start::Blocked);
+        assert_eq!(l.start_read_beside(0, long, &mut request).unwrap(), Start::Blocked);
+        // One that is given up leaves nothing behind for the next user of the request.
+        assert_eq!(v.start_read_beside(0, 4096, &mut request).unwrap(), Start::Io);
+        request.cancel();
+        assert!(!request.is_open());
+    }
+}
+
+#[test]
+#[should_panic(expected = "what was written is not encrypted")]
+fn a_write_that_was_not_encrypted_does_not_end() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_encrypted("v", EXTENT, &secret(1)).unwrap();
+    let v = store.volume("v").unwrap();
+    v.write_at(0, &[1; BLOCK], false).unwrap();
+    let mut request = Request::new();
+    assert_eq!(v.start_write_own(0, BLOCK as u64, &mut request).unwrap(), Start::Io);
+    request.seal(&[1; BLOCK]);
+    let _ = request.finish_write(Ok(()));
 }
 
 #[test]

@@ -100,11 +100,17 @@ class Elsewhere(Error, OSError):
     kind, _code = "elsewhere", _errno.EBUSY
 
 
+class Locked(Error, PermissionError):
+    """The volume is encrypted, and nobody has unlocked it (``EACCES``)."""
+
+    kind, _code = "locked", _errno.EACCES
+
+
 _CLASSES: Final[dict[str, type[Error]]] = {
     cls.kind: cls
     for cls in (
         NotFound, Exists, Busy, NoSpace, Corrupt, ReadOnly, Invalid, Closed, IoFailed, Poisoned,
-        Unsupported, Interrupted, Elsewhere,
+        Unsupported, Interrupted, Elsewhere, Locked,
     )
 }  # fmt: skip
 

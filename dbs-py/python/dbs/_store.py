@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, cast
 
 from dbs import _dbs, _notebook
 from dbs._backups import BackupStore
-from dbs._common import AnyPath, Closing, MissingItem, filled, size_of
+from dbs._common import AnyPath, Closing, MissingItem, filled, secret_of, size_of
 from dbs._errors import Invalid, NotFound
 from dbs._types import (
     CheckReport,
@@ -193,13 +193,27 @@ class Store(Mapping[str, Volume], Closing):
         """Makes everything written so far durable, on all volumes."""
         self._call("flush")
 
-    def create_volume(self, name: str, size: int | str) -> Volume:
+    def create_volume(
+        self,
+        name: str,
+        size: int | str,
+        *,
+        passphrase: str | None = None,
+        key_file: AnyPath | None = None,
+    ) -> Volume:
         """Creates an empty volume of `size`, a multiple of 512; it takes space as it is written.
+
+        With a `passphrase`, or a `key_file` of 32 random bytes, its data is encrypted. It is unlocked until `Volume.lock`, or
+        until the store is closed. Without that secret nobody can read it any more.
 
         >>> store.create_volume("data", "10GiB").size
         10737418240
         """
-        made = self._call("volume.create", volume=name, size=size_of(size))
+        if passphrase is None and key_file is None:
+            made = self._call("volume.create", volume=name, size=size_of(size))
+        else:
+            secret = secret_of(passphrase, key_file)
+            made = self._call("volume.create_encrypted", volume=name, size=size_of(size), secret=secret)
         return Volume(self, name, made["uuid"])
 
     def volumes(self, *, usage: bool = False) -> list[VolumeInfo]:

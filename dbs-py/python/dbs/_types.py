@@ -136,6 +136,18 @@ class StoreInfo(_Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Encryption(_Record):
+    """How a volume is encrypted."""
+
+    secret: Literal["passphrase", "key file", "lost"]
+    """What unlocks it; ``"lost"`` if nothing does any more."""
+    locked: bool
+    """Whether it cannot be read or written until it is unlocked."""
+    family: str
+    """Which key it has: a volume and its clones share one."""
+
+
+@dataclass(frozen=True, slots=True)
 class VolumeInfo(_Record):
     """Facts about a volume."""
 
@@ -161,10 +173,14 @@ class VolumeInfo(_Record):
     """Whether its content is incomplete: somebody is still filling it."""
     usage: Usage
     """Space."""
+    encryption: Encryption | None = None
+    """Of an encrypted volume."""
 
     @classmethod
     def _of(cls, members: Mapping[str, Any]) -> Self:
-        return super(VolumeInfo, cls)._of(_refined(members))
+        how = members.get("encryption")
+        how = None if how is None else Encryption._of(how)
+        return super(VolumeInfo, cls)._of(_refined({**members, "encryption": how}))
 
 
 @dataclass(frozen=True, slots=True)

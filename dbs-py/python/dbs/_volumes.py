@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from dbs import _dbs, _notebook
-from dbs._common import Closing, MissingItem, filled, size_of
+from dbs._common import AnyPath, Closing, MissingItem, filled, secret_of, size_of
 from dbs._errors import Busy, Invalid, NotFound, make
 from dbs._files import VolumeFile
 from dbs._types import Extent, SnapshotInfo, TrimReport, Usage, VolumeInfo
@@ -366,6 +366,43 @@ class Volume(_dbs.WritableBlocks, Closing):
         wanted = None if bandwidth is None else size_of(bandwidth)
         given = {"iops": iops, "bandwidth": wanted, "burst_seconds": burst}
         self._call("volume.set", **{key: value for key, value in given.items() if value is not None})
+
+    def unlock(self, *, passphrase: str | None = None, key_file: AnyPath | None = None) -> None:
+        """Unlocks an encrypted volume, until `lock`, or until its store is closed or its server ends.
+
+        Raises `Invalid` if the secret is another one.
+
+        >>> v = store.create_volume("vault", "1MiB", passphrase="correct horse")
+        >>> v.lock()
+        >>> v.info().encryption
+        Encryption(secret='passphrase', locked=True, family='...')
+        >>> v.unlock(passphrase="correct horse")
+        >>> v.pread(3, 0)
+        b'\\x00\\x00\\x00'
+        """
+        self._call("volume.unlock", secret=secret_of(passphrase, key_file))
+
+    def lock(self) -> None:
+        """Forgets the key of an encrypted volume: it is neither read nor written until it is unlocked.
+
+        Raises `Busy` if it or a snapshot of it is open elsewhere. Clones of it have locks of their own.
+        """
+        _closed(self, lambda: self._call("volume.lock"))
+
+    def rekey(
+        self,
+        *,
+        passphrase: str | None = None,
+        key_file: AnyPath | None = None,
+        new_passphrase: str | None = None,
+        new_key_file: AnyPath | None = None,
+    ) -> None:
+        """Gives an encrypted volume another secret in place of the present one. No data is written.
+
+        Clones of it keep the secrets that they have, and an older copy of the store is opened with the old one.
+        """
+        old, new = secret_of(passphrase, key_file), secret_of(new_passphrase, new_key_file)
+        self._call("volume.rekey", secret=old, new=new)
 
     def delete(self) -> None:
         """Deletes it and its snapshots; clones live on.

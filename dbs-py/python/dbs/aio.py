@@ -96,9 +96,19 @@ class Store:
         """See `dbs.Store.volumes`."""
         return await run(lambda: self.sync.volumes(usage=usage))
 
-    async def create_volume(self, name: str, size: int | str) -> "Volume":
+    async def create_volume(
+        self,
+        name: str,
+        size: int | str,
+        *,
+        passphrase: str | None = None,
+        key_file: AnyPath | None = None,
+    ) -> "Volume":
         """See `dbs.Store.create_volume`."""
-        return Volume(await run(self.sync.create_volume, name, size))
+        create = self.sync.create_volume
+        return Volume(
+            await run(lambda: create(name, size, passphrase=passphrase, key_file=key_file))
+        )
 
 
 class _Blocks(Generic[_B]):
@@ -206,3 +216,13 @@ class Volume(_Blocks[dbs.Volume]):
     async def resize(self, size: int | str, *, shrink: bool = False) -> None:
         """See `dbs.Volume.resize`."""
         await run(lambda: self.sync.resize(size, shrink=shrink))
+
+    async def unlock(
+        self, *, passphrase: str | None = None, key_file: AnyPath | None = None
+    ) -> None:
+        """See `dbs.Volume.unlock`."""
+        await run(lambda: self.sync.unlock(passphrase=passphrase, key_file=key_file))
+
+    async def lock(self) -> None:
+        """See `dbs.Volume.lock`."""
+        await run(self.sync.lock)

@@ -146,7 +146,7 @@ impl Filled {
     /// # Errors
     /// Those of the store.
     pub fn open(store: &dyn StoreAccess, volume: &str) -> Result<Self> {
-        let access = store.open_to_fill(volume)?;
+        let access = store.open_to_fill(volume, false)?;
         Ok(Self { size: access.size(), access: Mutex::new(access) })
     }
 

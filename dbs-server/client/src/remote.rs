@@ -7,7 +7,7 @@ mod vouch;
 use dbs_control::api::{MARKER, Ranges, Request};
 use dbs_control::{Client, Watch, is_trusted};
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, Usage, VolumeInfo};
-use dbs_core::store::SnapshotOptions;
+use dbs_core::store::{SnapshotOptions, WrappedKey};
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_transfer::{BlockAccess, StoreAccess};
 use nix::unistd::Uid;
@@ -205,6 +205,13 @@ impl RemoteStore {
         Ok(self.volume_info(volume)?.rebuilding && !received()?)
     }
 
+    /// Whether what there is of this name is an encrypted volume that is locked, or a snapshot of one.
+    fn is_locked(&self, spec: &str) -> bool {
+        let name = spec.split_once('@').map_or(spec, |(name, _)| name);
+        let encryption = self.volume_info(name).ok().and_then(|info| info.encryption);
+        encryption.is_some_and(|encryption| encryption.locked)
+    }
+
     fn run(&self, request: &Request) -> Result<()> {
         self.call(request, &mut |_| true).map(drop)
     }
@@ -235,6 +242,14 @@ impl StoreAccess for RemoteStore {
 
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {
         self.run(&Request::VolumeCreate { volume: name.to_owned(), size, rebuilding: true })
+    }
+
+    fn create_wrapped(&self, name: &str, size: u64, key: &WrappedKey) -> Result<()> {
+        self.run(&Request::VolumeCreateWrapped { volume: name.to_owned(), size, key: key.clone() })
+    }
+
+    fn wrapped_key(&self, volume: &str) -> Result<WrappedKey> {
+        self.get(&Request::VolumeWrappedKey { volume: volume.to_owned() })
     }
 
     fn clone_rebuilding(&self, volume: &str, snapshot: &str, new: &str) -> Result<()> {
@@ -314,8 +329,13 @@ impl StoreAccess for RemoteStore {
         Ok(Box::new(RemoteVolume::open(self, spec, Client::into_nbd)?))
     }
 
-    fn open_to_fill(&self, volume: &str) -> Result<Box<dyn BlockAccess>> {
-        Ok(Box::new(RemoteVolume::open(self, volume, Client::into_fill)?))
+    fn open_stored(&self, spec: &str) -> Result<Box<dyn BlockAccess>> {
+        Ok(Box::new(RemoteVolume::open(self, spec, Client::into_stored)?))
+    }
+
+    fn open_to_fill(&self, volume: &str, stored: bool) -> Result<Box<dyn BlockAccess>> {
+        let speak = if stored { Client::into_fill_stored } else { Client::into_fill };
+        Ok(Box::new(RemoteVolume::open(self, volume, speak)?))
     }
 }
 

@@ -12,6 +12,7 @@ mod secret;
 mod usage;
 
 use dbs_core::info::{Labels, MapRange};
+use dbs_core::store::WrappedKey;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -134,7 +135,24 @@ pub enum Request {
         size: u64,
         /// What unlocks it.
         secret: Given,
+        /// It is about to be filled: nobody else can open it before [`Request::VolumeComplete`].
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        rebuilding: bool,
     },
+    /// Creates an empty encrypted volume of a key that was wrapped elsewhere, which is about to be filled: `VolumeInfo`. It is
+    /// locked.
+    #[serde(rename = "volume.create_wrapped")]
+    VolumeCreateWrapped {
+        /// Name of the new volume.
+        volume: String,
+        /// Provisioned size, a multiple of 512.
+        size: u64,
+        /// Its key.
+        key: WrappedKey,
+    },
+    /// The wrapped key of an encrypted volume, for a copy of the volume elsewhere: `WrappedKey`.
+    #[serde(rename = "volume.wrapped_key")]
+    VolumeWrappedKey { volume: String },
     /// Unlocks an encrypted volume until it is locked, or the store is closed: `VolumeInfo`.
     #[serde(rename = "volume.unlock")]
     VolumeUnlock { volume: String, secret: Given },
@@ -447,6 +465,7 @@ impl Request {
                 | Self::VolumeRelease { dry_run: true, .. }
                 | Self::VolumeUnlock { .. }
                 | Self::VolumeLock { .. }
+                | Self::VolumeWrappedKey { .. }
                 | Self::SnapshotList { .. }
                 | Self::SnapshotShow { .. }
                 | Self::DeviceList

@@ -1,7 +1,9 @@
 //! The client's side of the control socket.
 
 use super::line::{read_line, send};
-use super::{FILL_METHOD, LINE_MAX_BYTES, NBD_METHOD, Reply, STORE_METHOD};
+use super::{
+    FILL_METHOD, FILL_STORED_METHOD, LINE_MAX_BYTES, NBD_METHOD, Reply, STORE_METHOD, STORED_METHOD,
+};
 use crate::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, Result};
 use nix::errno::Errno;
@@ -168,6 +170,22 @@ impl Client {
     /// As [`Client::into_nbd`].
     pub fn into_fill(self) -> Result<UnixStream> {
         self.into_session(FILL_METHOD, &Value::Null).map(|(_, stream)| stream)
+    }
+
+    /// As [`Client::into_nbd`], to read snapshots of encrypted volumes as they are stored.
+    ///
+    /// # Errors
+    /// As [`Client::into_nbd`].
+    pub fn into_stored(self) -> Result<UnixStream> {
+        self.into_session(STORED_METHOD, &Value::Null).map(|(_, stream)| stream)
+    }
+
+    /// As [`Client::into_fill`], with what [`Client::into_stored`] reads.
+    ///
+    /// # Errors
+    /// As [`Client::into_nbd`].
+    pub fn into_fill_stored(self) -> Result<UnixStream> {
+        self.into_session(FILL_STORED_METHOD, &Value::Null).map(|(_, stream)| stream)
     }
 
     fn call_into(

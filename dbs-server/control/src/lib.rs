@@ -26,7 +26,8 @@
 //! `result` after them is null. A client that closes its connection, or its sending side, stops the
 //! command that runs for it at the next safe point. The request `{"method":"nbd"}` is answered by
 //! `{"result":null}`, and what follows that line is NBD, which the server begins; `nbd.fill` is the same for
-//! who fills a volume that is rebuilding, which nobody else can open. The request
+//! who fills a volume that is rebuilding, which nobody else can open. `nbd.stored` and `nbd.fill_stored` show, and take,
+//! the blocks of encrypted volumes as they are stored: for `dbs send` and `dbs receive`, which need no key. The request
 //! `{"method":"store"}` is answered by `{"result":{"key":KEY}}`, which tells the store from every other
 //! on the machine, copies of it included: clients ask before anything else. A program that serves a store
 //! may offer further methods ([`Service::extra`]), which may take the connection
@@ -64,6 +65,10 @@ const STORE_METHOD: &str = "store";
 const NBD_METHOD: &str = "nbd";
 /// The same, to fill volumes that are incomplete.
 const FILL_METHOD: &str = "nbd.fill";
+/// The method for snapshots whose blocks are to be shown as they are stored.
+const STORED_METHOD: &str = "nbd.stored";
+/// The same as [`FILL_METHOD`], by who has blocks as they are stored.
+const FILL_STORED_METHOD: &str = "nbd.fill_stored";
 
 /// One line of an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,7 +1,9 @@
 //! The server's side of the control socket.
 
 use super::line::{PartWriter, read_line, send, send_result};
-use super::{FILL_METHOD, Failure, NBD_METHOD, Reply, STORE_METHOD, place};
+use super::{
+    FILL_METHOD, FILL_STORED_METHOD, Failure, NBD_METHOD, Reply, STORE_METHOD, STORED_METHOD, place,
+};
 use crate::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, Result};
 use nix::errno::Errno;
@@ -77,6 +79,15 @@ pub trait Service: Send + Sync + 'static {
     /// Sent to the client.
     fn fill(&self) -> Result<Session> {
         Err(Error::unsupported("this server does not support filling volumes"))
+    }
+
+    /// As [`Service::nbd`] for snapshots, and as [`Service::fill`] if `fill`, of blocks as they are stored.
+    ///
+    /// # Errors
+    /// Sent to the client.
+    fn stored(&self, fill: bool) -> Result<Session> {
+        let _ = fill;
+        Err(Error::unsupported("this server does not show blocks as they are stored"))
     }
 
     /// Answers a method that is no [`Request`]; `None` if there is no such method here either.
@@ -462,6 +473,10 @@ fn parse(line: &[u8], shared: &Shared) -> Result<Asked> {
         }
         if method == FILL_METHOD {
             return Ok(Asked::Extra(Extra::Session(Value::Null, shared.service.fill()?)));
+        }
+        if method == STORED_METHOD || method == FILL_STORED_METHOD {
+            let session = shared.service.stored(method == FILL_STORED_METHOD)?;
+            return Ok(Asked::Extra(Extra::Session(Value::Null, session)));
         }
         if method == STORE_METHOD {
             return Ok(Asked::Extra(Extra::Answer(json!({ "key": shared.service.key()? }))));

@@ -118,7 +118,7 @@ impl<T> Direct<T> {
     /// Plans a write; `None` if somebody who may wait is to do it.
     ///
     /// # Errors
-    /// Those of [`Volume::start_write`].
+    /// Those of [`Volume::start_write_own`].
     pub fn plan_write(
         &mut self,
         volume: &Volume,
@@ -128,7 +128,7 @@ impl<T> Direct<T> {
     ) -> Result<Option<Planned>, Error> {
         let slot = self.take_slot();
         let request = &mut self.slots[slot as usize].request;
-        let plan = match volume.start_write(offset, length as u64, request) {
+        let plan = match volume.start_write_own(offset, length as u64, request) {
             Ok(Start::Io) => match lay_out(&mut self.segments, request, storage) {
                 Some(file) => return Ok(Some(Planned { slot, file })),
                 None => {
@@ -143,12 +143,22 @@ impl<T> Direct<T> {
         plan
     }
 
-    /// Starts the transfers of a planned write.
+    /// Starts the transfers of a planned write. A payload of the writer's own comes back encrypted if the volume is.
     pub fn write(&mut self, io: &mut Io, planned: Planned, payload: impl Into<Payload>, ticket: T) {
         let slot = &mut self.slots[planned.slot as usize];
         (slot.ticket, slot.write) = (Some(ticket), true);
-        let payload = payload.into();
-        slot.request.seal(&payload);
+        let mut payload = payload.into();
+        match &mut payload {
+            Payload::Own(buf) => slot.request.seal_own(buf),
+            // Others send or write it as it is.
+            Payload::Shared(shared) if slot.request.is_open() => {
+                let mut buf = io.buffers().take(shared.len());
+                buf.copy_from_slice(shared);
+                slot.request.seal_own(&mut buf);
+                payload = Payload::Own(buf);
+            }
+            Payload::Shared(shared) => slot.request.seal(shared),
+        }
         io.write(planned.file, &self.segments, payload, u64::from(planned.slot));
     }
 
@@ -167,7 +177,7 @@ impl<T> Direct<T> {
             slot.request.finish_write(result).map(Ended::Write)
         } else {
             let length = buf.len() - slot.request.extra_bytes();
-            slot.request.finish_read(result, &buf).map(|read| match read {
+            slot.request.finish_read_own(result, &mut buf).map(|read| match read {
                 Read::Done => {
                     buf.truncate(length);
                     Ended::Read(buf)

@@ -27,13 +27,15 @@ pub struct StoreExports {
     rules: ExportRules,
     /// Only volumes that are rebuilding, each for the only one who fills it.
     filling: bool,
+    /// Blocks are shown, and taken, as they are stored.
+    stored: bool,
 }
 
 impl StoreExports {
     /// Serves all of `store`; with `read_only`, volumes too refuse writes.
     #[must_use]
     pub fn new(store: Store, read_only: bool) -> Self {
-        Self { store, read_only, rules: ExportRules::default(), filling: false }
+        Self { store, read_only, rules: ExportRules::default(), filling: false, stored: false }
     }
 
     /// Exports only what the rules allow.
@@ -46,6 +48,13 @@ impl StoreExports {
     #[must_use]
     pub fn to_fill(&self) -> Self {
         Self { store: self.store.clone(), rules: ExportRules::default(), filling: true, ..*self }
+    }
+
+    /// The exports of who moves blocks as they are stored, encrypted or not: snapshots, or what is to be filled.
+    #[must_use]
+    pub fn as_stored(&self, filling: bool) -> Self {
+        let (store, rules) = (self.store.clone(), ExportRules::default());
+        Self { store, rules, filling, stored: true, ..*self }
     }
 
     /// What a client may do with a volume or with a snapshot of it.
@@ -95,9 +104,11 @@ impl Exports for StoreExports {
             remedy: format!("disconnect it first, for example with `dbs clients kick {}`", peer.id),
         };
         let seen = self.store.observe(&spec);
-        let volume = match self.filling {
-            true => self.store.open_to_fill(&spec, Some(holder))?,
-            false => self.store.volume_for(&spec, holder)?.complete()?,
+        let volume = match (self.filling, self.stored) {
+            (true, true) => self.store.open_to_fill_as_stored(&spec, Some(holder))?,
+            (true, false) => self.store.open_to_fill(&spec, Some(holder))?,
+            (false, true) => self.store.snapshot_as_stored(&spec, Some(holder))?,
+            (false, false) => self.store.volume_for(&spec, holder)?.complete()?,
         };
         // Open, it is not deleted: if that is what has the name, that was opened.
         let seen = seen?;

@@ -14,7 +14,7 @@ use dbs_nbd::{
     ExportRules, Listen, Listener, ServerHandle, ServerOptions, StoreExports, TlsConfig,
 };
 use dbs_nvme::NvmeTcp;
-use dbs_service::log;
+use dbs_service::{log, privileges};
 use dbs_ublk::{AttachOptions, Devices};
 use dbs_vhost::VhostUser;
 use serde_json::Value;
@@ -129,6 +129,9 @@ impl Serving {
         // Before there are other threads, the store's among them.
         dbs_ublk::serve_devices_from_here();
         dbs_frontend::raise_descriptors();
+        if options.open.secret.is_some() {
+            privileges::hide_memory()?;
+        }
         let store = Store::open(&options.store, &options.open)?;
         match Self::start_on(store.clone(), options, extend) {
             Ok(serving) => Ok(serving),
@@ -429,6 +432,9 @@ impl StoreService {
                 encode(&kicked)
             }
             _ => {
+                if request.has_secret() {
+                    privileges::hide_memory()?;
+                }
                 let settled = self.devices.settle_before(request);
                 let executed = execute_logged(&self.store, request, progress);
                 // One that failed half way has changed something, too.
@@ -533,6 +539,11 @@ impl Service for StoreService {
     fn fill(&self) -> Result<Session> {
         let (nbd, filling) = (Arc::clone(&self.nbd), Arc::clone(&self.filling));
         Ok(Box::new(move |stream| log_failure(nbd.adopt_for(stream, filling))))
+    }
+
+    fn stored(&self, fill: bool) -> Result<Session> {
+        let (nbd, exports) = (Arc::clone(&self.nbd), Arc::new(self.filling.as_stored(fill)));
+        Ok(Box::new(move |stream| log_failure(nbd.adopt_for(stream, exports))))
     }
 
     fn extra(&self, method: &str, params: &Value) -> Result<Option<Extra>> {

@@ -3,7 +3,7 @@
 use crate::clients::Client;
 use crate::jobs::Job;
 use dbs_core::Store;
-use dbs_core::info::{StoreInfo, VolumeIo};
+use dbs_core::info::{EncryptionInfo, StoreInfo, VolumeIo};
 use dbs_ublk::Attached;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -46,6 +46,9 @@ pub struct VolumeLoad {
     pub open: bool,
     /// Its content is incomplete.
     pub rebuilding: bool,
+    /// How it is encrypted; absent if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<EncryptionInfo>,
     /// What was read and written since the store was opened.
     #[serde(flatten)]
     pub io: VolumeIo,
@@ -93,6 +96,7 @@ impl Top {
             depth: volume.depth,
             open: volume.open,
             rebuilding: volume.rebuilding,
+            encryption: volume.encryption,
             io,
         });
         Self {

@@ -60,6 +60,15 @@ pub fn gain_none() -> Result<()> {
     prctl::set_no_new_privs().map_err(|e| Error::io(e.into(), "giving up new privileges"))
 }
 
+/// From now on the kernel writes no core dump of this process, and lets nobody but root look into its memory: for who has keys
+/// in it.
+///
+/// # Errors
+/// `Io`, if the kernel refuses.
+pub fn hide_memory() -> Result<()> {
+    prctl::set_dumpable(false).map_err(|e| Error::io(e.into(), "keeping keys out of core dumps"))
+}
+
 impl Unprivileged {
     /// The user.
     #[must_use]

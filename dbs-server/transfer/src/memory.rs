@@ -2,7 +2,7 @@
 
 use super::{BlockAccess, SendOptions, StoreAccess, send};
 use dbs_core::info::{Labels, MapRange, RangeState, SnapshotInfo, Usage, VolumeInfo};
-use dbs_core::store::SnapshotOptions;
+use dbs_core::store::{SnapshotOptions, WrappedKey};
 use dbs_core::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -253,6 +253,18 @@ impl StoreAccess for MemoryStore {
         }
     }
 
+    fn create_wrapped(&self, _: &str, _: u64, _: &WrappedKey) -> Result<()> {
+        Err(Error::unsupported("nothing here is encrypted"))
+    }
+
+    fn wrapped_key(&self, _: &str) -> Result<WrappedKey> {
+        Err(Error::unsupported("nothing here is encrypted"))
+    }
+
+    fn open_stored(&self, _: &str) -> Result<Box<dyn BlockAccess>> {
+        Err(Error::unsupported("nothing here is encrypted"))
+    }
+
     fn clone_rebuilding(&self, volume: &str, snapshot: &str, new: &str) -> Result<()> {
         let spec = format!("{volume}@{snapshot}");
         let content = self.find(&spec)?.content().clone();
@@ -375,7 +387,8 @@ impl StoreAccess for MemoryStore {
         Ok(Box::new(self.find(spec)?))
     }
 
-    fn open_to_fill(&self, volume: &str) -> Result<Box<dyn BlockAccess>> {
+    fn open_to_fill(&self, volume: &str, stored: bool) -> Result<Box<dyn BlockAccess>> {
+        assert!(!stored);
         assert!(self.volume_info(volume)?.rebuilding, "{volume} is complete");
         self.open(volume)
     }

@@ -24,7 +24,7 @@ const list = new List("Volumes", [
   { key: "read", title: "Read", kind: "num", text: (v) => rate(v.now.read), by: (v) => v.now.read, moves: true },
   { key: "write", title: "Written", kind: "num", text: (v) => rate(v.now.write), by: (v) => v.now.write, moves: true },
   { key: "requests", title: "Requests/s", kind: "num", text: (v) => few(v.now.reads + v.now.writes), by: (v) => v.now.reads + v.now.writes, moves: true },
-  { key: "state", title: "State", kind: "state", text: (v) => (v.rebuilding ? "filling" : v.open ? "in use" : "idle"), by: (v) => (v.rebuilding ? 2 : v.open ? 1 : 0) },
+  { key: "state", title: "State", kind: "state", text: (v) => (v.rebuilding ? "filling" : v.encryption?.locked ? "locked" : v.open ? "in use" : "idle"), by: (v) => (v.rebuilding ? 3 : v.encryption?.locked ? 2 : v.open ? 1 : 0) },
 ], (item) => view.open(item, state.admin));
 
 const view = new VolumeView(find("volume"), (name) => {

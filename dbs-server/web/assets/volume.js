@@ -197,7 +197,7 @@ export class VolumeView {
 
   stateText() {
     const { item } = this;
-    return item.rebuilding ? "being filled" : item.open ? "in use" : "idle";
+    return item.rebuilding ? "being filled" : item.encryption?.locked ? "locked" : item.open ? "in use" : "idle";
   }
 
   show() {
@@ -220,6 +220,7 @@ export class VolumeView {
       ["State", this.state],
       ["Made", minute(volume.created_ns)],
       ["Cloned from", volume.origin ? this.link(volume.origin) : null],
+      ["Encrypted", volume.encryption ? `a ${volume.encryption.secret} unlocks it` : null],
       ["Limits", limits],
       ["Rests on", volume.backing ?? null],
     ]));

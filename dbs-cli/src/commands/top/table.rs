@@ -252,9 +252,11 @@ fn volumes(measured: &Measured, usages: &Usages) -> Vec<Row> {
         let (times, [iops, reads, writes, read, written]) = (flow.times(), rates(flow));
         let usage = usages.get(&volume.uuid);
         let space = |bytes: Option<u64>| bytes.map_or(Cell::None, |b| Cell::bytes(b as f64));
-        let state = match (volume.rebuilding, volume.open) {
-            (true, _) => "incomplete",
-            (_, true) => "open",
+        let locked = volume.encryption.as_ref().is_some_and(|encryption| encryption.locked);
+        let state = match (volume.rebuilding, locked, volume.open) {
+            (true, ..) => "incomplete",
+            (_, true, _) => "locked",
+            (.., true) => "open",
             _ => "-",
         };
         vec![

@@ -1,8 +1,9 @@
 //! Starting requests.
 
 use super::{Kind, Request, Running, Start};
+use crate::crypt::DataKey;
 use crate::error::Result;
-use crate::limits::EXTENTS_PER_WRITE;
+use crate::limits::{ENCRYPTED_START_MAX, EXTENTS_PER_WRITE};
 use crate::meta::locks::{HoldId, Space};
 use crate::meta::sums::Who;
 use crate::meta::{Meta, Stop};
@@ -13,7 +14,8 @@ use std::sync::Arc;
 
 impl Volume {
     /// Starts a read of whole sectors. It never waits for other operations, only for the metadata
-    /// lock; a very long range is `Blocked`, and so is all of an encrypted volume.
+    /// lock; a very long range is `Blocked`, and so is all of an encrypted volume, whose content must not be seen
+    /// before it is decrypted.
     ///
     /// # Errors
     /// `Invalid` outside the volume or unaligned. Nothing is held then.
@@ -26,10 +28,11 @@ impl Volume {
 
     /// As [`Volume::start_read`], by who has room for [`Request::extra_bytes`] behind the bytes asked
     /// for: what is needed to check them is fetched beside them, as further segments. The buffer
-    /// given to [`Request::finish_read`] is the whole.
+    /// given to [`Request::finish_read_own`] is the whole. Nobody else sees it before: so an encrypted volume is read in
+    /// this way, too, but for what is long to decrypt.
     ///
     /// # Errors
-    /// As there.
+    /// As there; `Locked`.
     ///
     /// # Panics
     /// As there.
@@ -56,28 +59,31 @@ impl Volume {
         if length == 0 {
             return Ok(Start::Done);
         }
-        // What is encrypted goes through memory of the store's own.
-        if length > self.step_bytes() as u64 || self.handle.encrypted {
+        if length > self.step_bytes() as u64
+            || (self.handle.encrypted && (!beside || length > ENCRYPTED_START_MAX))
+        {
             return Ok(Start::Blocked);
         }
+        // Before anything is begun. As long as the volume is open nobody locks it.
+        let key = self.key_of_request(meta)?;
         let (source, blocks) = (self.source(meta), blocks_of(offset, length));
         if meta.plan_remembered(source, blocks, &mut request.reads)?
             && !request.needs_file()
             && (!request.needs_sums(meta)
                 || (is_whole(offset | length) && request.knows_sums(meta)))
         {
-            return Ok(self.begin_read(meta, offset, length, request));
+            return Ok(self.begin_read(meta, (offset, length), key, request));
         }
         drop(shared);
-        self.start_read_alone(offset, length, beside, request)
+        self.start_read_alone((offset, length), beside, key, request)
     }
 
     /// Starts a read, of which something is to be looked up, or checksums are not in memory.
     fn start_read_alone(
         &self,
-        offset: u64,
-        length: u64,
+        (offset, length): (u64, u64),
         beside: bool,
+        key: Option<Arc<DataKey>>,
         request: &mut Request,
     ) -> Result<Start> {
         let mut meta = self.store().meta();
@@ -98,7 +104,7 @@ impl Volume {
             meta.requests += 1;
             return Ok(Start::Blocked);
         }
-        Ok(self.begin_read(&meta, offset, length, request))
+        Ok(self.begin_read(&meta, (offset, length), key, request))
     }
 
     /// Starts a write. `Blocked` if it would wait for another operation, if space must be made or
@@ -110,6 +116,33 @@ impl Volume {
     /// # Panics
     /// If the request is under way.
     pub fn start_write(&self, offset: u64, length: u64, request: &mut Request) -> Result<Start> {
+        self.start_write_as(offset, length, false, request)
+    }
+
+    /// As [`Volume::start_write`], by who may change the payload, and gives it to [`Request::seal_own`] before its transfers
+    /// begin: so an encrypted volume is written in this way, too, but for what is long to encrypt.
+    ///
+    /// # Errors
+    /// As there; `Locked`.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn start_write_own(
+        &self,
+        offset: u64,
+        length: u64,
+        request: &mut Request,
+    ) -> Result<Start> {
+        self.start_write_as(offset, length, true, request)
+    }
+
+    fn start_write_as(
+        &self,
+        offset: u64,
+        length: u64,
+        own: bool,
+        request: &mut Request,
+    ) -> Result<Start> {
         request.clear();
         let meta = self.store().shared();
         self.check_unlocked()?;
@@ -117,10 +150,12 @@ impl Volume {
         if length == 0 {
             return Ok(Start::Done);
         }
-        let is_long = length > self.step_bytes() as u64;
-        if !is_whole(offset | length) || is_long || self.handle.encrypted {
+        let is_long = length > self.step_bytes() as u64
+            || (self.handle.encrypted && (!own || length > ENCRYPTED_START_MAX));
+        if !is_whole(offset | length) || is_long {
             return Ok(Start::Blocked);
         }
+        let key = self.key_of_request(&meta)?;
         let blocks = blocks_of(offset, length);
         let mut started = self.try_overwrite(&meta, blocks.clone(), Who::Passing, request);
         drop(meta);
@@ -130,8 +165,9 @@ impl Volume {
             self.check_range_in(&meta, offset, length)?;
             started = self.try_write(&mut meta, blocks, Who::Passing, request)?;
         }
-        if !started {
-            return Ok(Start::Blocked);
+        match &mut request.running {
+            Some(running) if started => running.key = key,
+            _ => return Ok(Start::Blocked),
         }
         request.lay_out_write();
         Ok(Start::Io)
@@ -269,11 +305,22 @@ impl Volume {
 
     fn writing(&self, hold: HoldId, planned: bool, must_commit: bool) -> Running {
         let kind = Kind::Write { hold, planned, must_commit };
-        Running { handle: Arc::clone(&self.handle), kind }
+        Running { handle: Arc::clone(&self.handle), kind, key: None }
+    }
+
+    /// The key that whoever does the I/O of a request is to use.
+    fn key_of_request(&self, meta: &Meta) -> Result<Option<Arc<DataKey>>> {
+        if self.handle.encrypted { meta.key_for(self.source(meta)) } else { Ok(None) }
     }
 
     /// Begins a read whose pieces are found.
-    fn begin_read(&self, meta: &Meta, offset: u64, length: u64, request: &mut Request) -> Start {
+    fn begin_read(
+        &self,
+        meta: &Meta,
+        (offset, length): (u64, u64),
+        key: Option<Arc<DataKey>>,
+        request: &mut Request,
+    ) -> Start {
         let blocks = blocks_of(offset, length);
         meta.count_read(self.handle.volume, (blocks.end - blocks.start) * BLOCK_BYTES);
         let any = request.reads.iter().any(|piece| piece.address.is_some());
@@ -281,8 +328,8 @@ impl Volume {
         request.lay_out_read(offset, length);
         request.lay_out_beside(length);
         let Some(fence) = fence else { return Start::Done };
-        let handle = Arc::clone(&self.handle);
-        request.running = Some(Running { handle, kind: Kind::Read { fence } });
+        let (handle, kind) = (Arc::clone(&self.handle), Kind::Read { fence, offset });
+        request.running = Some(Running { handle, kind, key });
         Start::Io
     }
 

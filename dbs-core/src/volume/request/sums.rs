@@ -52,6 +52,22 @@ impl Request {
         }
     }
 
+    /// As [`Request::seal`], by who owns the memory of the payload: what is to be encrypted is encrypted there. The device
+    /// is given the payload as it is afterwards, and nobody reads it any more.
+    #[inline]
+    pub fn seal_own(&mut self, payload: &mut [u8]) {
+        if let Some(key) = self.running.as_mut().and_then(|running| running.key.take()) {
+            key.encrypt(self.first_block() * BLOCK_BYTES, payload);
+        }
+        self.seal(payload);
+    }
+
+    /// Whether the payload of a started write is still to be encrypted, by [`Request::seal_own`].
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.key.is_some())
+    }
+
     /// Bytes that a read needs behind those asked for: [`Volume::start_read_beside`].
     #[must_use]
     pub fn extra_bytes(&self) -> usize {

@@ -60,6 +60,9 @@ impl RemoteVolume {
             match store.is_incomplete(spec) {
                 Err(error) => error,
                 Ok(true) => Error::busy(failed(refused, spec).to_string()),
+                Ok(false) if store.is_locked(spec) => {
+                    Error::new(ErrorKind::Locked, failed(refused, spec).to_string())
+                }
                 Ok(false) => failed(refused, spec),
             }
         })?;

@@ -125,8 +125,17 @@ pub fn execute(
 fn execute_encryption(store: &Store, request: &Request) -> Option<Result<Value>> {
     use Request as R;
     let (volume, done) = match request {
-        R::VolumeCreateEncrypted { volume, size, secret } => {
+        R::VolumeCreateEncrypted { volume, size, secret, rebuilding: false } => {
             (volume, store.create_encrypted(volume, *size, &secret.0).map(drop))
+        }
+        R::VolumeCreateEncrypted { volume, size, secret, rebuilding: true } => {
+            (volume, store.create_encrypted_rebuilding(volume, *size, &secret.0).map(drop))
+        }
+        R::VolumeCreateWrapped { volume, size, key } => {
+            (volume, store.create_wrapped_rebuilding(volume, *size, key).map(drop))
+        }
+        R::VolumeWrappedKey { volume } => {
+            return Some(store.wrapped_key(volume).and_then(|key| json(&key)));
         }
         R::VolumeUnlock { volume, secret } => (volume, store.unlock(volume, &secret.0)),
         R::VolumeLock { volume } => (volume, store.lock(volume)),

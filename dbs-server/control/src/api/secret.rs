@@ -49,6 +49,17 @@ impl<'de> Deserialize<'de> for Given {
 }
 
 impl Request {
+    /// Whether it carries a secret, and leaves a key with who carries it out.
+    #[must_use]
+    pub fn has_secret(&self) -> bool {
+        matches!(
+            self,
+            Self::VolumeCreateEncrypted { .. }
+                | Self::VolumeUnlock { .. }
+                | Self::VolumeRekey { .. }
+        )
+    }
+
     /// As text for those who read logs: as on the wire, without secrets.
     #[must_use]
     pub fn for_log(&self) -> String {

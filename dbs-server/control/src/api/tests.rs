@@ -9,8 +9,18 @@ fn logs_show_no_secret() {
     let key = Given(Secret::KeyFile([0xa5; 32].into()));
     let volume = || "v".to_owned();
     let requests = [
-        Request::VolumeCreateEncrypted { volume: volume(), size: 512, secret: word.clone() },
-        Request::VolumeCreateEncrypted { volume: volume(), size: 512, secret: key.clone() },
+        Request::VolumeCreateEncrypted {
+            volume: volume(),
+            size: 512,
+            secret: word.clone(),
+            rebuilding: false,
+        },
+        Request::VolumeCreateEncrypted {
+            volume: volume(),
+            size: 512,
+            secret: key.clone(),
+            rebuilding: false,
+        },
         Request::VolumeUnlock { volume: volume(), secret: other.clone() },
         Request::VolumeRekey { volume: volume(), secret: word, new: key.clone() },
         Request::VolumeRekey { volume: volume(), secret: key, new: other },

@@ -103,12 +103,18 @@ pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
 /// Of the volumes of a store, whoever uses them.
 pub fn volume_metrics(out: &mut Text, volumes: &[(VolumeInfo, VolumeIo)]) {
     type Value = fn(&VolumeInfo, &VolumeIo) -> u64;
-    let values: [(&str, &str, &str, Value); 10] = [
+    let values: [(&str, &str, &str, Value); 11] = [
         ("dbs_volume_size_bytes", "gauge", "Size of the volume.", |info, _| info.size),
         ("dbs_volume_snapshots", "gauge", "Its snapshots.", |info, _| info.snapshots),
         ("dbs_volume_open", "gauge", "Whether somebody has it open.", |info, _| {
             u64::from(info.open)
         }),
+        (
+            "dbs_volume_locked",
+            "gauge",
+            "Whether it is encrypted, and nobody has unlocked it.",
+            |info, _| u64::from(info.encryption.as_ref().is_some_and(|how| how.locked)),
+        ),
         ("dbs_volume_reads_total", "counter", "Reads of the volume and its snapshots.", |_, io| {
             io.reads
         }),

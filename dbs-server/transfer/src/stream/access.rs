@@ -2,7 +2,7 @@
 
 use crate::BlockAccess;
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo};
-use dbs_core::store::SnapshotOptions;
+use dbs_core::store::{SnapshotOptions, WrappedKey};
 use dbs_core::{Error, Result, Store};
 
 /// A store, open in this process or served by another. Errors are those of the store or the
@@ -21,6 +21,10 @@ pub trait StoreAccess: Sync {
     fn children(&self, volume: &str, snapshot: Option<&str>) -> Result<Vec<String>>;
     /// As [`Store::create_rebuilding`].
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()>;
+    /// As [`Store::create_wrapped_rebuilding`].
+    fn create_wrapped(&self, name: &str, size: u64, key: &WrappedKey) -> Result<()>;
+    /// As [`Store::wrapped_key`].
+    fn wrapped_key(&self, volume: &str) -> Result<WrappedKey>;
     /// As [`Store::clone_rebuilding`].
     fn clone_rebuilding(&self, volume: &str, snapshot: &str, new: &str) -> Result<()>;
     /// As [`Store::set_rebuilding`], that a volume is complete.
@@ -46,8 +50,10 @@ pub trait StoreAccess: Sync {
     ) -> Result<Vec<MapRange>>;
     /// As [`Store::complete_volume`].
     fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>>;
-    /// As [`Store::open_to_fill`].
-    fn open_to_fill(&self, volume: &str) -> Result<Box<dyn BlockAccess>>;
+    /// As [`Store::snapshot_as_stored`].
+    fn open_stored(&self, spec: &str) -> Result<Box<dyn BlockAccess>>;
+    /// As [`Store::open_to_fill`], or [`Store::open_to_fill_as_stored`] if `stored`.
+    fn open_to_fill(&self, volume: &str, stored: bool) -> Result<Box<dyn BlockAccess>>;
 }
 
 impl StoreAccess for Store {
@@ -74,6 +80,14 @@ impl StoreAccess for Store {
 
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {
         Store::create_rebuilding(self, name, size).map(drop)
+    }
+
+    fn create_wrapped(&self, name: &str, size: u64, key: &WrappedKey) -> Result<()> {
+        self.create_wrapped_rebuilding(name, size, key).map(drop)
+    }
+
+    fn wrapped_key(&self, volume: &str) -> Result<WrappedKey> {
+        Store::wrapped_key(self, volume)
     }
 
     fn clone_rebuilding(&self, volume: &str, snapshot: &str, new: &str) -> Result<()> {
@@ -120,7 +134,14 @@ impl StoreAccess for Store {
         Ok(Box::new(self.complete_volume(spec)?))
     }
 
-    fn open_to_fill(&self, volume: &str) -> Result<Box<dyn BlockAccess>> {
-        Ok(Box::new(Store::open_to_fill(self, volume, None)?))
+    fn open_stored(&self, spec: &str) -> Result<Box<dyn BlockAccess>> {
+        Ok(Box::new(self.snapshot_as_stored(spec, None)?))
+    }
+
+    fn open_to_fill(&self, volume: &str, stored: bool) -> Result<Box<dyn BlockAccess>> {
+        Ok(Box::new(match stored {
+            true => self.open_to_fill_as_stored(volume, None)?,
+            false => Store::open_to_fill(self, volume, None)?,
+        }))
     }
 }

@@ -35,6 +35,22 @@ impl Target<'_> {
         )))
     }
 
+    /// Blocks of an encrypted volume mean something only in one that has the same key, and content only in one that is not
+    /// encrypted.
+    pub(super) fn check_family(&self, info: &VolumeInfo) -> Result<()> {
+        let sent = self.header.encryption.as_ref().map(|key| &key.family);
+        let name = &info.name;
+        let why = match (info.encryption.as_ref().map(|here| &here.family), sent) {
+            (here, sent) if here == sent => return Ok(()),
+            (Some(_), Some(_)) => {
+                format!("volume `{name}` is encrypted with another key than the stream")
+            }
+            (Some(_), None) => format!("volume `{name}` is encrypted, and the stream is not"),
+            (None, _) => format!("volume `{name}` is not encrypted, and the stream is"),
+        };
+        Err(Error::invalid(format!("{why}: receive it under another name")))
+    }
+
     pub(super) fn check_marker(&self, info: &VolumeInfo, marker: &SnapshotInfo) -> Result<()> {
         let Self { volume, header, .. } = *self;
         let on_marker = info.parent.as_ref() == Some(&spec_of(marker));

@@ -2,7 +2,8 @@
 
 use dbs_core::info::Labels;
 use dbs_core::limits::NAME_MAX_BYTES;
-use dbs_core::units::SECTOR_BYTES;
+use dbs_core::store::WrappedKey;
+use dbs_core::units::{BLOCK_BYTES, SECTOR_BYTES};
 use dbs_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -14,6 +15,10 @@ pub(super) const MAGIC: [u8; 8] = *b"DBS-SEND";
 pub(super) const VERSION: u16 = 1;
 /// Feature bit: another stream of the same sequence follows this one.
 const MORE: u16 = 1;
+/// Feature bit: the blocks are encrypted, and the description has the key that they need, wrapped.
+const ENCRYPTED: u16 = 2;
+/// All feature bits that are known.
+const FEATURES: u16 = MORE | ENCRYPTED;
 /// Bytes of magic, version, features and length.
 pub(super) const PREFIX_BYTES: usize = 16;
 /// Most bytes of the description.
@@ -42,6 +47,9 @@ pub struct StreamHeader {
     pub labels: Labels,
     /// Where the stream starts: 0, or the offset of the token it was resumed with.
     pub start: u64,
+    /// The key of its volume, which is encrypted: the stream carries blocks as they are stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<WrappedKey>,
     /// Another stream of the same sequence follows.
     #[serde(skip)]
     pub more: bool,
@@ -71,14 +79,16 @@ impl StreamHeader {
         }
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());
-        bytes.extend((if self.more { MORE } else { 0 }).to_le_bytes());
+        let more = if self.more { MORE } else { 0 };
+        let encrypted = if self.encryption.is_some() { ENCRYPTED } else { 0 };
+        bytes.extend((more | encrypted).to_le_bytes());
         bytes.extend((length as u32).to_le_bytes());
         bytes.extend(description);
         Ok(bytes)
     }
 
-    /// Judges the prefix; returns the length of the description, and whether another stream follows.
-    pub(super) fn decode_prefix(prefix: &[u8; PREFIX_BYTES]) -> Result<(usize, bool)> {
+    /// Judges the prefix; returns the length of the description, and the features.
+    pub(super) fn decode_prefix(prefix: &[u8; PREFIX_BYTES]) -> Result<(usize, u16)> {
         let (magic, rest) = prefix.split_at(MAGIC.len());
         if magic != MAGIC {
             return Err(Error::invalid("the input is no stream made by `dbs send`"));
@@ -87,24 +97,30 @@ impl StreamHeader {
             return Err(Error::corrupt("the stream's prefix is short"));
         };
         let (version, features) = (u16::from_le_bytes([*v0, *v1]), u16::from_le_bytes([*f0, *f1]));
-        if version != VERSION || features & !MORE != 0 {
+        if version != VERSION || features & !FEATURES != 0 {
             return Err(Error::unsupported(format!(
                 "the stream has version {version} and features {features:#x}; this program reads \
-                 version {VERSION} with feature {MORE:#x} alone: use a newer one, or an older one to send"
+                 version {VERSION} with features {FEATURES:#x} alone: use a newer one, or an older one to send"
             )));
         }
         let length = length.iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
         if length > DESCRIPTION_MAX_BYTES {
             return Err(Error::corrupt(format!("the stream's description has {length} bytes")));
         }
-        Ok((length, features & MORE != 0))
+        Ok((length, features))
     }
 
     /// Reads the description, whose checksum was right.
-    pub(super) fn decode(description: &[u8], more: bool) -> Result<Self> {
+    pub(super) fn decode(description: &[u8], features: u16) -> Result<Self> {
         let header: Self = serde_json::from_slice(description)
             .map_err(|error| Error::corrupt(format!("the stream's description: {error}")))?;
-        let header = Self { more, ..header };
+        let header = Self { more: features & MORE != 0, ..header };
+        // Ciphertext would be taken for content, or the other way round.
+        if header.encryption.is_some() != (features & ENCRYPTED != 0) {
+            return Err(Error::corrupt(
+                "the stream's features and its description contradict each other",
+            ));
+        }
         header.validate()?;
         Ok(header)
     }
@@ -129,7 +145,13 @@ impl StreamHeader {
         for uuid in uuids.into_iter().flatten() {
             check_uuid(uuid)?;
         }
-        let aligned = [self.size, self.start].iter().all(|n| n.is_multiple_of(SECTOR_BYTES));
+        if let Some(key) = &self.encryption {
+            let wrong = |error: Error| Error::corrupt(format!("the stream's key: {error}"));
+            key.check().map_err(wrong)?;
+        }
+        let unit = if self.encryption.is_some() { BLOCK_BYTES } else { SECTOR_BYTES };
+        let aligned = self.size.is_multiple_of(SECTOR_BYTES)
+            && (self.start.is_multiple_of(unit) || self.start == self.size);
         if self.size == 0 || self.size > 1 << 62 || self.start > self.size || !aligned {
             return Err(Error::corrupt(format!(
                 "the stream gives the impossible size {} or start {}",

@@ -175,6 +175,7 @@ impl Target<'_> {
             Err(error) => return Err(error),
         };
         let mut info = info;
+        self.check_family(&info)?;
         let mut snapshots = store.snapshots(volume)?;
         if self.clear_way(&info, &snapshots)? {
             (info, snapshots) = (store.volume_info(volume)?, store.snapshots(volume)?);
@@ -219,9 +220,13 @@ impl Target<'_> {
         let Self { store, volume, header, .. } = *self;
         self.check_start(0)?;
         match &header.base {
-            None => store.create_rebuilding(volume, header.size)?,
+            None => match &header.encryption {
+                Some(key) => store.create_wrapped(volume, header.size, key)?,
+                None => store.create_rebuilding(volume, header.size)?,
+            },
             Some(BaseSnapshot { volume: Some(_), .. }) => {
                 let base = self.find_base(&[])?;
+                self.check_family(&store.volume_info(&base.volume)?)?;
                 store.clone_rebuilding(&base.volume, &base.name, volume)?;
             }
             Some(base) => {
@@ -377,8 +382,12 @@ impl Target<'_> {
         mut decoder: Decoder<impl Read + Send>,
         progress: Progress<'_>,
     ) -> Result<(u64, Box<dyn BlockAccess>)> {
-        let access = self.store.open_to_fill(self.volume)?;
-        self.uuid = self.store.volume_info(self.volume)?.uuid;
+        let stored = self.header.encryption.is_some();
+        let access = self.store.open_to_fill(self.volume, stored)?;
+        let info = self.store.volume_info(self.volume)?;
+        // Names are used again: open, it is this one.
+        self.check_family(&info)?;
+        self.uuid = info.uuid;
         let mut filler = Filler::new(&*access)?;
         let mut ended = false;
         let applied = pipeline(

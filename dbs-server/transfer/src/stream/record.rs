@@ -3,7 +3,7 @@
 use super::header::{PREFIX_BYTES, StreamHeader};
 use crate::PIECE_BYTES;
 use dbs_core::format::crc::{crc32c, crc32c_append};
-use dbs_core::units::SECTOR_BYTES;
+use dbs_core::units::{BLOCK_BYTES, SECTOR_BYTES};
 use dbs_core::{Error, Result};
 use std::io::{self, Read, Write};
 
@@ -153,6 +153,8 @@ pub(super) struct Decoder<R> {
     input: R,
     tally: Tally,
     size: u64,
+    /// What ranges begin and end with: a part of an encrypted block means nothing.
+    unit: u64,
     /// Where the next record may start.
     at: u64,
 }
@@ -163,7 +165,7 @@ impl<R: Read> Decoder<R> {
         read_exact(&mut input, &mut bytes)?;
         let mut prefix = [0; PREFIX_BYTES];
         prefix.copy_from_slice(&bytes);
-        let (length, more) = StreamHeader::decode_prefix(&prefix)?;
+        let (length, features) = StreamHeader::decode_prefix(&prefix)?;
         bytes.resize(PREFIX_BYTES + length, 0);
         read_exact(&mut input, &mut bytes[PREFIX_BYTES..])?;
         let mut crc = [0; 4];
@@ -172,8 +174,9 @@ impl<R: Read> Decoder<R> {
         if u32::from_le_bytes(crc) != tally.seed {
             return Err(Error::corrupt("the stream is damaged in its description"));
         }
-        let header = StreamHeader::decode(&bytes[PREFIX_BYTES..], more)?;
-        let decoder = Self { input, tally, size: header.size, at: header.start };
+        let header = StreamHeader::decode(&bytes[PREFIX_BYTES..], features)?;
+        let unit = if header.encryption.is_some() { BLOCK_BYTES } else { SECTOR_BYTES };
+        let decoder = Self { input, tally, size: header.size, unit, at: header.start };
         Ok((decoder, header))
     }
 
@@ -219,7 +222,8 @@ impl<R: Read> Decoder<R> {
     }
 
     fn fits(&self, kind: Kind, offset: u64, length: u64) -> bool {
-        let aligned = offset.is_multiple_of(SECTOR_BYTES) && length.is_multiple_of(SECTOR_BYTES);
+        let on_border = |at: u64| at.is_multiple_of(self.unit) || at == self.size;
+        let aligned = on_border(offset) && offset.checked_add(length).is_some_and(on_border);
         match kind {
             Kind::Data | Kind::Zero => {
                 let end = offset.checked_add(length);
@@ -262,6 +266,7 @@ mod tests {
             user_created: true,
             labels: Default::default(),
             start: 0,
+            encryption: None,
             more: false,
         }
     }

@@ -34,7 +34,7 @@ pub struct SendOptions {
 /// Sends a snapshot. The same snapshot, base and token give the same bytes.
 ///
 /// # Errors
-/// `Unsupported` for an encrypted volume; `NotFound` for a snapshot, also if it or the base loses its name meanwhile; `Invalid` if the token belongs to another; `Interrupted`; those of
+/// `Corrupt` if the key of the volume is lost; `NotFound` for a snapshot, also if it or the base loses its name meanwhile; `Invalid` if the token belongs to another; `Interrupted`; those of
 /// the store and of the output.
 pub fn send(
     store: &dyn StoreAccess,
@@ -43,9 +43,14 @@ pub fn send(
     progress: Progress<'_>,
 ) -> Result<Copied> {
     let (header, parts) = describe(store, options)?;
-    let access = store.open(&format!("{}@{}", options.volume, options.snapshot))?;
+    // What is encrypted stays so, and no key is needed. Else an older server would be asked for what it does not know.
+    let open = |spec: &str| match header.encryption {
+        Some(_) => store.open_stored(spec),
+        None => store.open(spec),
+    };
+    let access = open(&format!("{}@{}", options.volume, options.snapshot))?;
     // What is open is not deleted.
-    let _base = parts.get(1).map(|base| store.open(&spec_of(base))).transpose()?;
+    let _base = parts.get(1).map(|base| open(&spec_of(base))).transpose()?;
     check_whole(store, &parts)?;
     if access.size() != header.size {
         return Err(Error::corrupt(format!(
@@ -93,13 +98,8 @@ fn describe(
     options: &SendOptions,
 ) -> Result<(StreamHeader, Vec<SnapshotInfo>)> {
     let own = store.snapshots(&options.volume)?;
-    if store.volume_info(&options.volume)?.encryption.is_some() {
-        return Err(Error::unsupported(format!(
-            "volume `{}` is encrypted, and a stream would not be: it cannot be sent yet. `dbs volume export` and \
-             `dbs backup create` read its content once it is unlocked",
-            options.volume
-        )));
-    }
+    let encrypted = store.volume_info(&options.volume)?.encryption.is_some();
+    let encryption = encrypted.then(|| store.wrapped_key(&options.volume)).transpose()?;
     let snapshot = find(&own, &options.volume, &options.snapshot)?;
     let base = options.base.as_ref().map(|base| match base.split_once('@') {
         Some((volume, name)) if volume != options.volume => {
@@ -139,6 +139,7 @@ fn describe(
         user_created: snapshot.user_created,
         labels,
         start,
+        encryption,
         more: options.more,
     };
     Ok((header, std::iter::once(snapshot).chain(base).collect()))

@@ -6,7 +6,7 @@ use super::*;
 use crate::memory::{MemoryStore, sent};
 use dbs_core::format::crc::{crc32c, crc32c_append};
 use dbs_core::info::Labels;
-use dbs_core::store::SnapshotOptions;
+use dbs_core::store::{SnapshotOptions, WrappedKey};
 use dbs_core::{Error, ErrorKind, Result};
 use proptest::prelude::*;
 use std::io::Cursor;
@@ -516,10 +516,9 @@ fn records_before_a_checkpoint_or_out_of_order_are_refused() {
     }
 }
 
-/// The example of the specification.
-#[test]
-fn documented_example_is_what_is_written() {
-    let header = StreamHeader {
+/// The header of the examples of the specification.
+fn example() -> StreamHeader {
+    StreamHeader {
         volume: "v".into(),
         snapshot: "s".into(),
         uuid: "00000000-0000-4000-8000-000000000001".into(),
@@ -533,10 +532,15 @@ fn documented_example_is_what_is_written() {
         user_created: true,
         labels: Labels::from([("k".into(), "v".into())]),
         start: 0,
+        encryption: None,
         more: false,
-    };
+    }
+}
+
+/// The documented bytes behind a heading are those of a stream with this header.
+fn is_documented(heading: &str, header: &StreamHeader) {
     let mut bytes = Vec::new();
-    let mut encoder = Encoder::new(&mut bytes, &header).unwrap();
+    let mut encoder = Encoder::new(&mut bytes, header).unwrap();
     encoder.zero(4096, 4096).unwrap();
     encoder.checkpoint(8192).unwrap();
     encoder.finish(8192).unwrap();
@@ -545,10 +549,98 @@ fn documented_example_is_what_is_written() {
         .map(|line| line.iter().map(|byte| format!("{byte:02x}")).collect::<String>() + "\n")
         .collect();
     let specification = include_str!("../../../../docs/stream.md");
-    let example = specification.rsplit_once("```\n").unwrap().0.rsplit_once("```\n").unwrap().1;
+    let behind = specification.split_once(&format!("\n## {heading}\n")).unwrap().1;
+    let example = behind.split("```\n").nth(1).unwrap();
     assert_eq!(dump, example, "expected:\n{dump}");
     let (_, found) = Decoder::new(&bytes[..]).unwrap();
-    assert_eq!(found, header);
+    assert_eq!(found, *header);
+}
+
+#[test]
+fn documented_examples_are_what_is_written() {
+    is_documented("Example", &example());
+    is_documented(
+        "Example of an encrypted volume",
+        &StreamHeader { encryption: Some(key()), ..example() },
+    );
+}
+
+/// A key that nobody knows the secret of.
+fn key() -> WrappedKey {
+    serde_json::from_value(serde_json::json!({
+        "family": "00000000-0000-4000-8000-00000000000f",
+        "method": 1, "secret": 2, "lanes": 1, "memory_kib": 8, "passes": 1,
+        "salt": "01".repeat(16), "wrapped": "02".repeat(72),
+    }))
+    .unwrap()
+}
+
+/// What the decoder says of a header whose checksum is right.
+fn judged(header: &StreamHeader, alter: impl FnOnce(&mut u16, &mut serde_json::Value)) -> String {
+    let encoded = header.encode().unwrap();
+    let (prefix, description) = encoded.split_at(PREFIX_BYTES);
+    let mut features = u16::from_le_bytes([prefix[10], prefix[11]]);
+    let mut value = serde_json::from_slice(description).unwrap();
+    alter(&mut features, &mut value);
+    let description = value.to_string();
+    let mut bytes = prefix[..10].to_vec();
+    bytes.extend(features.to_le_bytes());
+    bytes.extend((description.len() as u32).to_le_bytes());
+    bytes.extend(description.bytes());
+    bytes.extend(crc32c(&bytes).to_le_bytes());
+    Decoder::new(&bytes[..]).map_or_else(|error| error.to_string(), |_| String::new())
+}
+
+#[test]
+fn hostile_keys_are_refused() {
+    let header = StreamHeader { encryption: Some(key()), ..example() };
+    assert_eq!(judged(&header, |_, _| {}), "");
+    // Ciphertext for content, and content for ciphertext.
+    assert!(judged(&header, |features, _| *features = 0).contains("contradict each other"));
+    assert!(judged(&example(), |features, _| *features = 2).contains("contradict each other"));
+    assert!(judged(&header, |features, _| *features = 6).contains("features 0x6"));
+    for (member, value) in [
+        ("family", serde_json::json!("00000000-0000-0000-0000-000000000000")),
+        ("family", serde_json::json!("ffffffff-ffff-ffff-ffff-ffffffffffff")),
+        ("family", serde_json::json!("0000000000004000800000000000000f")),
+        ("method", serde_json::json!(255)),
+        ("method", serde_json::json!(0)),
+        ("secret", serde_json::json!(3)),
+        // What trying a secret would cost.
+        ("memory_kib", serde_json::json!(1 << 30)),
+        ("passes", serde_json::json!(1 << 20)),
+        ("lanes", serde_json::json!(0)),
+        ("salt", serde_json::json!("01")),
+        ("wrapped", serde_json::json!("zz".repeat(72))),
+    ] {
+        let text = judged(&header, |_, description| description["encryption"][member] = value);
+        assert!(text.contains("the stream's key"), "{member}: {text}");
+    }
+    let text = judged(&header, |_, description| description["start"] = 512.into());
+    assert!(text.contains("impossible size 8192 or start 512"), "{text}");
+}
+
+#[test]
+fn parts_of_encrypted_blocks_are_no_records() {
+    let header = StreamHeader { size: 8192 + 512, encryption: Some(key()), ..example() };
+    let plain = StreamHeader { encryption: None, ..header.clone() };
+    for (offset, length, right) in [
+        (0, 4096, true),
+        (8192, 512, true),
+        (4096, 4096 + 512, true),
+        (0, 512, false),
+        (512, 4096 - 512, false),
+        (512, 4096, false),
+    ] {
+        for (header, right) in [(&header, right), (&plain, true)] {
+            let mut bytes = Vec::new();
+            let mut encoder = Encoder::new(&mut bytes, header).unwrap();
+            encoder.data(offset, &vec![1; length]).unwrap();
+            let (mut decoder, _) = Decoder::new(&bytes[..]).unwrap();
+            let found = decoder.next(&mut Record::default());
+            assert_eq!(found.is_ok(), right, "{offset}+{length}");
+        }
+    }
 }
 
 #[test]

@@ -7,7 +7,8 @@ use crate::{
 };
 use dbs_core::info::Labels;
 use dbs_core::store::SnapshotOptions;
-use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store, v1};
+use dbs_core::units::BLOCK_BYTES;
+use dbs_core::{ErrorKind, InitOptions, OpenOptions, Secret, Store, v1};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -411,4 +412,147 @@ fn a_rebuild_within_the_reading_of_a_snapshot_is_noticed() {
     let error = send(&store, &options, Vec::new(), &mut rebuild).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     send(&store, &options, Vec::new(), &mut always).unwrap();
+}
+
+/// Content that is found again, if it lies open anywhere.
+fn text(round: u64, length: usize) -> Vec<u8> {
+    (0..length / 16).flat_map(|at| format!("open {round} {at:08} ").into_bytes()).collect()
+}
+
+fn lies_open(bytes: &[u8]) -> bool {
+    bytes.windows(5).any(|part| part == b"open ")
+}
+
+/// An encrypted volume `v` whose size is no whole block, with snapshots `a`, `b` and `c`, and a clone `k` of `b` with `d`.
+fn encrypted_source(directory: &Path, secret: &Secret) -> Store {
+    let store = store(directory, "source");
+    store.create_encrypted("v", MIB * 2 + 512, secret).unwrap();
+    let take = |volume: &str, name: &str| {
+        store.create_snapshot(volume, name, &SnapshotOptions::default()).unwrap();
+    };
+    let volume = store.volume("v").unwrap();
+    for (round, name) in [(1, "a"), (2, "b"), (3, "c")] {
+        volume.write_at(round * 300 * 512, &text(round, 70_144), false).unwrap();
+        volume.write_at(2 * MIB - 512, &text(round, 1024), false).unwrap();
+        volume.write_at(8192, &[0; 8192], false).unwrap();
+        volume.write_zeroes(round * 400 * 512, 20 * 512, false).unwrap();
+        take("v", name);
+    }
+    store.clone_volume("v", "b", "k").unwrap();
+    store.volume("k").unwrap().write_at(512, &text(4, 5120), false).unwrap();
+    take("k", "d");
+    store
+}
+
+#[test]
+fn encrypted_volumes_are_sent_and_received_without_a_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = Secret::KeyFile([1; 32].into());
+    let source = encrypted_source(directory.path(), &secret);
+    let specs = ["v@a", "v@b", "v@c", "k@d"];
+    let expected = specs.map(|spec| content(&source, spec));
+    assert!(expected.iter().all(|content| lies_open(content)));
+    for volume in ["v", "k"] {
+        source.lock(volume).unwrap();
+    }
+    let target = store(directory.path(), "target");
+    let of_clone = SendOptions {
+        volume: "k".into(),
+        snapshot: "d".into(),
+        base: Some("v@b".into()),
+        ..SendOptions::default()
+    };
+    let mut clone = Vec::new();
+    send(&source, &of_clone, &mut clone, &mut always).unwrap();
+    let streams = [
+        sent(&source, "a", None, None),
+        sent(&source, "b", Some("a"), None),
+        sent(&source, "c", Some("b"), None),
+        clone,
+    ];
+    for bytes in &streams {
+        assert!(!lies_open(bytes), "the content can be read in the stream");
+        // Broken off anywhere, and resumed, or sent again from the start.
+        let half = take(&target, &bytes[..bytes.len() / 2]).unwrap_err();
+        assert!(half.to_string().contains("the stream ends early"), "{half}");
+        take(&target, bytes).unwrap();
+    }
+    for spec in specs {
+        let volume = target.volume(spec).unwrap();
+        let refused = volume.read_at(0, &mut [0; 512]).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Locked, "{refused}");
+    }
+    let family = |store: &Store| store.volume_info("v").unwrap().encryption.unwrap().family;
+    assert_eq!(family(&source), family(&target));
+    for volume in ["v", "k"] {
+        target.unlock(volume, &secret).unwrap();
+    }
+    for (spec, expected) in specs.iter().zip(&expected) {
+        assert!(content(&target, spec) == *expected, "{spec}");
+    }
+    // It grows like any other: what is behind its end is zeros, whatever came with the last block.
+    target.resize_volume("v", 4 * MIB).unwrap();
+    let mut behind = vec![1; 8192];
+    target.volume("v").unwrap().read_at(2 * MIB + 512, &mut behind).unwrap();
+    assert!(behind.iter().all(|byte| *byte == 0));
+    assert!(target.check().unwrap().worst().is_none());
+}
+
+#[test]
+fn an_encrypted_stream_goes_on_where_it_broke_off() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = Secret::passphrase("word").unwrap();
+    let source = store(directory.path(), "source");
+    source.create_encrypted("v", SIZE * 4, &secret).unwrap();
+    let bytes = text(1, (66 * MIB) as usize);
+    source.volume("v").unwrap().write_at(0, &bytes, false).unwrap();
+    source.create_snapshot("v", "a", &SnapshotOptions::default()).unwrap();
+    let whole = sent(&source, "a", None, None);
+    let target = store(directory.path(), "target");
+    take(&target, &whole[..whole.len() - 100_000]).unwrap_err();
+    let token = pending(&target, "v").unwrap().unwrap();
+    assert!(token.offset >= 64 * MIB && token.offset.is_multiple_of(BLOCK_BYTES), "{token}");
+    // Another secret changes nothing of the data; the copy keeps the one that it began with.
+    source.rekey("v", &secret, &Secret::passphrase("other").unwrap()).unwrap();
+    take(&target, &sent(&source, "a", None, Some(&token.to_string()))).unwrap();
+    target.unlock("v", &secret).unwrap();
+    assert!(content(&target, "v@a")[..bytes.len()] == bytes);
+}
+
+#[test]
+fn streams_of_another_key_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = Secret::KeyFile([1; 32].into());
+    let source = store(directory.path(), "source");
+    let target = store(directory.path(), "target");
+    let fill = |store: &Store, encrypted: bool| {
+        match encrypted {
+            true => store.create_encrypted("v", MIB, &secret).unwrap(),
+            false => store.create_volume("v", MIB).unwrap(),
+        };
+        store.volume("v").unwrap().write_at(0, &[1; 4096], false).unwrap();
+        store.create_snapshot("v", "a", &SnapshotOptions::default()).unwrap();
+    };
+    let stream = |encrypted| {
+        fill(&source, encrypted);
+        let bytes = sent(&source, "a", None, None);
+        source.delete_volume("v").unwrap();
+        bytes
+    };
+    let refused = |bytes: &[u8], text: &str| {
+        let error = take(&target, bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(text), "{error}");
+    };
+    let [plain, first, second] = [false, true, true].map(stream);
+    // The volume is there, and empty: nothing else is in the way.
+    target.create_volume("v", MIB).unwrap();
+    refused(&first, "volume `v` is not encrypted, and the stream is");
+    target.delete_volume("v").unwrap();
+    target.create_encrypted("v", MIB, &secret).unwrap();
+    refused(&plain, "volume `v` is encrypted, and the stream is not");
+    refused(&second, "encrypted with another key than the stream");
+    target.delete_volume("v").unwrap();
+    take(&target, &first).unwrap();
+    refused(&second, "encrypted with another key than the stream");
 }

@@ -187,6 +187,7 @@ mod tests {
             depth: 1,
             open: false,
             rebuilding: false,
+            encryption: None,
             io: VolumeIo::default(),
         }
     }

@@ -56,6 +56,8 @@ pub fn changed(request: &Request) -> Option<&str> {
         | R::VolumeShow { .. }
         | R::VolumeCreate { .. }
         | R::VolumeCreateEncrypted { .. }
+        | R::VolumeCreateWrapped { .. }
+        | R::VolumeWrappedKey { .. }
         | R::VolumeUnlock { .. }
         | R::VolumeChildren { .. }
         | R::VolumeDu { .. }

@@ -384,7 +384,7 @@ fn a_clone_is_completed_on_its_own_origin_alone() {
             let labels = [("dbs.received-uuid".to_owned(), identity.clone())].into();
             let rebuilding = Some(false);
             let options = SnapshotOptions { labels, rebuilding, ..Default::default() };
-            let _filled = target.open_to_fill("k").unwrap();
+            let _filled = target.open_to_fill("k", false).unwrap();
             target.create_snapshot("k", "x", &options).unwrap();
         }
         let elsewhere = ReceiveOptions { volume: Some("w"), ..Default::default() };
@@ -409,7 +409,7 @@ fn a_single_clone_is_cleaned_up_wherever_its_origin_is() {
     let identity = source.snapshots("k").unwrap()[0].uuid.clone();
     let labels = [("dbs.received-uuid".to_owned(), identity)].into();
     let options = SnapshotOptions { labels, rebuilding: Some(false), ..Default::default() };
-    let filled = target.open_to_fill("k").unwrap();
+    let filled = target.open_to_fill("k", false).unwrap();
     target.create_snapshot("k", "x", &options).unwrap();
     drop(filled);
     assert_eq!(receive(&target, None, &clone[..], &mut always).unwrap().data, 0);
