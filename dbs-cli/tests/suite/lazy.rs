@@ -202,6 +202,7 @@ fn an_idle_store_ends_a_restore_by_a_command() {
     sample.backup("delete --held URL?volume=vol&backup=backup-1").exits(2, "not held");
     sample.backup("restore --lazy URL?volume=vol&backup=backup-1 v").exits(13, "there is one");
     sample.backup("restore --lazy URL?volume=vol&backup=absent w").exits(10, "no such backup");
+    sample.backup("restore --lazy URL?volume=vol&backup=backup-1 w@x").exits(2, "no such name");
     assert_eq!(sample.held_backups().len(), 1, "what failed has left nothing");
     let served = sample.place.serve("");
     sample.backup("restore --lazy URL?volume=vol&backup=backup-1 w").exits(1, "served");
@@ -216,6 +217,25 @@ fn an_idle_store_ends_a_restore_by_a_command() {
     sample.dbs("volume export w out --force").ok("the clone");
     assert!(fs::read(sample.place.path("out")).unwrap() == sample.content);
     sample.backup("restore --resume HELD").exits(10, "it is gone");
+}
+
+/// Killed when all had come, and right before the end.
+#[test]
+fn a_restore_that_was_cut_off_late_ends_with_what_has_come() {
+    let sample = Sample::new(true);
+    let second = sample.held.split("backup=").nth(1).unwrap().split('&').next().unwrap();
+    sample.backup(&format!("restore HELD {second}")).ok("all has come");
+    sample.dbs(&format!("snapshot create {second}@whole")).ok("snapshot");
+    // What somebody has written to it is none of the backup's.
+    let store = Store::open(&sample.place.store(), &OpenOptions::default()).unwrap();
+    store.volume(second).unwrap().write_at(0, &[9; 4096], false).unwrap();
+    store.close().unwrap();
+    let refused = sample.backup("restore --resume HELD").exits(2, "it was written").stderr;
+    assert!(refused.contains("holds something"), "{refused}");
+    sample.dbs(&format!("snapshot rollback {second}@whole")).ok("rollback");
+    sample.backup("restore --resume HELD").ok("resume");
+    assert!(sample.exported("") == sample.content);
+    assert!(sample.stands_alone());
 }
 
 /// What cannot be read is an error, never zeros; what is in the store can be used; and when the backup store is back, all goes on.
