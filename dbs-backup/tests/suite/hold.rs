@@ -40,9 +40,11 @@ fn what_is_held_stays_until_it_is_let_go() {
         assert_eq!(kept, [(false, &["held"][..]), (false, &["held"]), (true, &["last"])]);
         snapshots.push("two", 0, &[7; BLOCK as usize]);
         create(&store, "backup-2", &snapshots.get("two")).unwrap();
-        for backup in ["backup-1", "backup-2"] {
-            assert!(remove(&store, backup).unwrap().found);
-        }
+        store.hold(VOLUME, "backup-2", "a third one").unwrap();
+        assert!(remove(&store, "backup-2").unwrap().found);
+        // The newest that is there is held.
+        assert_eq!(store.volume(VOLUME).unwrap().last_backup_name, "backup-1");
+        assert!(remove(&store, "backup-1").unwrap().found);
         store.collect(&mut Work::new(&mut |_, _| true)).unwrap();
         for refused in [remove(&store, &held).map(drop), remove_volume(&store, VOLUME)] {
             let refused = refused.unwrap_err();
