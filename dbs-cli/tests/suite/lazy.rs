@@ -238,6 +238,24 @@ fn a_restore_that_was_cut_off_late_ends_with_what_has_come() {
     assert!(sample.stands_alone());
 }
 
+/// Whoever deletes the volume leaves nothing to do but to clean up.
+#[test]
+fn a_volume_that_is_deleted_meanwhile_leaves_nothing() {
+    let sample = Sample::new(false);
+    let volumes = |s: &Sample| s.dbs("volume list").ok("list").json().as_array().unwrap().len();
+    let served = sample.serve(SLOW);
+    sample.wait("no second volume", |s| volumes(s) == 2);
+    sample.dbs("volume delete v").ok("delete");
+    assert_eq!(served.stop().0, Some(0));
+    assert_eq!((volumes(&sample), sample.held_backups().len()), (1, 1));
+    let served = sample.serve("");
+    sample.wait("something is left", |s| volumes(s) == 0 && s.held_backups().is_empty());
+    served.stop();
+    // Whoever goes on naming the backup is told, and served.
+    let (_, log) = sample.serve("").stop();
+    assert!(log.contains("no volume rests on it"), "{log}");
+}
+
 /// What cannot be read is an error, never zeros; what is in the store can be used; and when the backup store is back, all goes on.
 #[test]
 fn a_backup_store_that_is_away_or_damaged_costs_errors_and_nothing_else() {

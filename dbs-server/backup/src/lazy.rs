@@ -248,11 +248,14 @@ pub fn bring(
     Ok(Some(on.name))
 }
 
-/// Deletes a held backup on which no volume rests any more.
+/// Deletes a held backup on which no volume rests any more, if somebody else has not yet.
 ///
 /// # Errors
 /// `Busy` if somebody makes or restores a backup of the volume; those of the backup store.
 pub fn let_go(url: &Url, backups: &BackupStore) -> Result<()> {
     let (volume, held) = url.need_backup()?;
+    if !backups.backups(volume)?.iter().any(|backup| backup == held) {
+        return Ok(());
+    }
     backups.let_go(volume, held, &mut Work::new(&mut |_, _| true)).map(drop)
 }

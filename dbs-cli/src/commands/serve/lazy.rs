@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Between the first try and the second, and between later ones at most.
 const RETRY: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
+/// The pause after a try that has failed, as a multiple of how long that took.
+const SHARE: u32 = 4;
 /// Between two lines in the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the end of the server waits for a request to a backup store that is on its way.
@@ -176,6 +178,7 @@ impl One {
             if self.is_over() {
                 return None;
             }
+            let begun = Instant::now();
             let error = match work() {
                 Ok(done) => return Some(done),
                 Err(error) => error.to_string(),
@@ -185,7 +188,8 @@ impl One {
                 log::warn("restore", &[("backup", &self.url), ("error", &error)]);
                 before = error;
             }
-            let next = Instant::now() + pause;
+            // What has come is read again by the next try, which may be much.
+            let next = Instant::now() + pause.max(begun.elapsed() * SHARE);
             self.wait(|| Instant::now() >= next);
             pause = longest.min(pause * 2);
         }
