@@ -11,6 +11,7 @@ pub mod catalog;
 pub mod codec;
 pub mod config;
 mod create;
+mod hold;
 #[cfg(feature = "testing")]
 pub mod hostile;
 pub mod image;
@@ -32,6 +33,7 @@ mod verify;
 
 pub use blocks::{Source, Target};
 pub use create::{CreateOptions, Created, Creation};
+pub use hold::LABEL_HELD;
 pub use pool::Work;
 pub use prune::{Judged, Retention};
 pub use remove::Removed;

@@ -41,7 +41,7 @@ pub struct Judged {
     pub snapshot: String,
     /// When it was asked for, RFC 3339.
     pub asked_at: String,
-    /// `last`, `hourly`, `daily`, `weekly`, `monthly`, `yearly`, `latest`, `in progress`, `damaged`, `no time`. If nothing
+    /// `last`, `hourly`, `daily`, `weekly`, `monthly`, `yearly`, `latest`, `held`, `in progress`, `damaged`, `no time`. If nothing
     /// keeps it, it is to be deleted.
     pub kept_by: Vec<&'static str>,
 }
@@ -176,6 +176,7 @@ impl BackupStore {
                 kept_by,
             };
             match config.snapshot_created_at.parse::<Timestamp>() {
+                _ if config.held_for().is_some() => others.push(judged(vec!["held"])),
                 _ if config.is_in_progress() => {
                     let kept = if retention.in_progress { vec![] } else { vec!["in progress"] };
                     others.push(judged(kept));

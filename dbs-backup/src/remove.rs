@@ -50,9 +50,11 @@ impl BackupStore {
     /// Deletes a backup, complete or not, and the blocks to which no other backup refers.
     ///
     /// # Errors
-    /// `Busy` if somebody creates or restores a backup of the volume; `NotFound` if there is no such volume;
-    /// `Interrupted`, after which the next deletion deletes the rest.
+    /// `Busy` if somebody creates or restores a backup of the volume, or if the backup is held; `NotFound` if there is no
+    /// such volume; `Interrupted`, after which the next deletion deletes the rest.
     pub fn remove(&self, volume: &str, backup: &str, work: &mut Work<'_>) -> Result<Removed> {
+        self.begin();
+        self.refuse_held(volume, &[backup])?;
         self.remove_some(volume, &[backup], work)
     }
 
@@ -119,11 +121,13 @@ impl BackupStore {
     /// Deletes a volume with all its backups. One that is not there is no error.
     ///
     /// # Errors
-    /// `Busy` if somebody creates or restores a backup of it; `Interrupted`, after which the next deletion deletes the
-    /// rest.
+    /// `Busy` if somebody creates or restores a backup of it, or if one of them is held; `Interrupted`, after which the
+    /// next deletion deletes the rest.
     pub fn remove_volume(&self, volume: &str, work: &mut Work<'_>) -> Result<()> {
         self.begin();
         self.check_name("volume", volume)?;
+        let backups = self.backups(volume)?;
+        self.refuse_held(volume, &backups.iter().map(String::as_str).collect::<Vec<_>>())?;
         if let Some(repository) = &self.repository {
             return repository.remove_volume(volume);
         }
@@ -279,6 +283,9 @@ fn begun() -> Error {
 impl Others {
     fn add(&mut self, name: &str, backup: &BackupConfig) {
         self.referenced.extend(backup.blocks.iter().map(|block| block.name));
+        if backup.held_for().is_some() {
+            return;
+        }
         let asked_at = &backup.snapshot_created_at;
         // A time that cannot be read is not the newest.
         let Ok(time) = asked_at.parse::<jiff::Timestamp>() else { return };

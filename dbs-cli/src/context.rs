@@ -1,25 +1,31 @@
 //! What every command needs: the global options, and what is printed.
 
+use crate::backups::open;
 use crate::globals::{Driver, Globals};
 use crate::output::{self, printable};
 use crate::progress::{Meter, Stop, Unit};
 use crate::secret;
+use dbs_backup::url::Url;
 use dbs_client::remote::fill_usage;
 use dbs_core::store::is_same_place;
-use dbs_core::{Backing, Error, IoDriver, OpenOptions, Result, Secret};
+use dbs_core::{Backing, Error, IoDriver, OpenOptions, Result, Secret, Store};
+use dbs_volume_backup::lazy::{BackupFile, resting};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The global options, read.
 pub struct Context {
     store: Option<PathBuf>,
     driver: IoDriver,
     backing_files: Vec<PathBuf>,
+    backing_backups: Vec<Url>,
+    /// Backups that were attached to a store of this command.
+    attached: Mutex<Vec<Arc<dyn Backing>>>,
     /// Print JSON.
     pub json: bool,
     /// Everything is confirmed.
@@ -43,6 +49,8 @@ impl Context {
             store: globals.store,
             driver,
             backing_files: globals.backing_file,
+            backing_backups: globals.backing_backup,
+            attached: Mutex::default(),
             json: globals.json,
             yes: globals.yes,
             quiet: globals.quiet,
@@ -83,6 +91,29 @@ impl Context {
         &self.backing_files
     }
 
+    /// Backups that volumes of the store rest on, as they were given.
+    pub fn backing_backups(&self) -> &[Url] {
+        &self.backing_backups
+    }
+
+    /// Gives an idle store the backups that volumes of it rest on, for as long as the command runs. One that cannot be
+    /// opened is told, as a file is.
+    pub fn attach_backups(&self, store: &Store) {
+        for url in &self.backing_backups {
+            // No backup store is asked for what nobody needs.
+            if resting(store, url).is_empty() {
+                continue;
+            }
+            match open(url).and_then(|backups| BackupFile::open(url, backups)) {
+                Ok(file) => {
+                    let attached = store.attach_backing(Arc::new(file));
+                    self.attached.lock().unwrap_or_else(PoisonError::into_inner).push(attached);
+                }
+                Err(error) => output::warn(&error.context(url).to_string()),
+            }
+        }
+    }
+
     /// How to open a store for one command. A backing file that cannot be opened is told, and left out: most
     /// commands read nothing of it, and what does fails.
     pub fn open_options(&self, read_only: bool) -> OpenOptions {
@@ -120,7 +151,7 @@ impl Context {
         OpenOptions { read_only, driver: self.driver, backing, secret, ..OpenOptions::default() }
     }
 
-    /// The arguments that make another `dbs` do its I/O in the same way, with the same backing files.
+    /// The arguments that make another `dbs` do its I/O in the same way, with the same backing files and backups.
     pub fn io_arguments(&self) -> Vec<OsString> {
         let driver = match self.driver {
             IoDriver::Auto => "auto",
@@ -130,6 +161,9 @@ impl Context {
         let mut arguments = vec!["--driver".into(), driver.into()];
         for file in &self.backing_files {
             arguments.extend(["--backing-file".into(), file.into()]);
+        }
+        for url in &self.backing_backups {
+            arguments.extend(["--backing-backup".into(), url.to_string().into()]);
         }
         arguments
     }

@@ -1,6 +1,7 @@
 //! The options of every command.
 
 use clap::{Args, ValueEnum};
+use dbs_backup::url::Url;
 use std::path::PathBuf;
 
 /// Options of every command.
@@ -26,6 +27,10 @@ pub struct Globals {
     /// server
     #[arg(long, global = true, env = "DBS_BACKING_FILE", value_name = "FILE")]
     pub backing_file: Vec<PathBuf>,
+    /// The backup that a volume rests on which was restored with --lazy, as that command printed it; may be
+    /// repeated. A served store has it from its server
+    #[arg(long, global = true, env = "DBS_BACKING_BACKUP", value_name = "URL", value_parser = backup)]
+    pub backing_backup: Vec<Url>,
     /// How to do I/O on an idle store
     #[arg(long, global = true, value_enum, default_value_t = Driver::Auto)]
     pub driver: Driver,
@@ -40,4 +45,10 @@ pub enum Driver {
     Uring,
     /// pread and pwrite
     Pread,
+}
+
+/// Parses the URL of a backup, for clap.
+fn backup(text: &str) -> std::result::Result<Url, String> {
+    let parsed = Url::parse(text).and_then(|url| url.need_backup().map(|_| ()).map(|()| url));
+    parsed.map_err(|e| e.to_string())
 }

@@ -1,6 +1,7 @@
 //! The `dbs` command.
 
 mod args;
+mod backups;
 mod commands;
 mod confirm;
 mod context;

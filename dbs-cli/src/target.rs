@@ -66,6 +66,7 @@ impl Target {
             Ok(store) => {
                 if let AnyStore::Idle(store, _) = &store {
                     store.info().warnings.iter().for_each(|text| output::warn(text));
+                    context.attach_backups(store);
                 }
                 Ok(Self::Live(store))
             }

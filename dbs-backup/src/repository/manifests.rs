@@ -3,7 +3,8 @@
 use super::format::{self, LIST, MANIFEST_LIMIT, Manifest};
 use super::keys::Kind;
 use super::{AT_ONCE, Id, Repository};
-use crate::config::{BackupConfig, Block, LABEL_SIZE, VolumeConfig, block_size_parameter};
+use crate::config::{BackupConfig, Block, LABEL_SIZE, Map, VolumeConfig, block_size_parameter};
+use crate::hold::LABEL_HELD;
 use crate::names::{BlockName, hex};
 use crate::objects::missing;
 use dbs_core::{Error, ErrorKind, Result};
@@ -176,12 +177,16 @@ impl Repository {
     /// # Errors
     /// `NotFound` if it has none; `Corrupt` if none can be read; those of the store.
     pub fn volume(&self, volume: &str) -> Result<VolumeConfig> {
-        let (mut manifests, mut problem) = (Vec::new(), None);
+        let (mut manifests, mut held, mut problem) = (Vec::new(), Vec::new(), None);
         for (_, manifest) in self.manifests(self.places(volume)?)? {
             match manifest {
+                Ok(manifest) if manifest.labels.contains_key(LABEL_HELD) => held.push(manifest),
                 Ok(manifest) => manifests.push(manifest),
                 Err(error) => problem = Some(error),
             }
+        }
+        if manifests.is_empty() {
+            manifests = held;
         }
         let last = manifests
             .iter()
@@ -326,6 +331,28 @@ impl Repository {
             }
             _ => Ok(place),
         }
+    }
+
+    /// Writes the manifest of a backup once more, under another name and with other labels.
+    ///
+    /// Its packs stay: each collection reads one of the two manifests at least, if the first one is there when the second
+    /// one has been written.
+    ///
+    /// # Errors
+    /// `NotFound`; `Corrupt`; those of the store.
+    pub fn hold(&self, volume: &str, backup: &str, name: &str, labels: Map) -> Result<()> {
+        let first = self.find(volume, backup)?;
+        let manifest = self.manifest(&first)?;
+        let copy = Manifest { backup: name.to_owned(), labels, ..Manifest::clone(&manifest) };
+        let second = self.put_manifest(&copy)?;
+        let kept = self.objects.settle().and_then(|()| match self.objects.stat(&first.path())? {
+            Some(_) => Ok(()),
+            None => Err(Error::not_found(format!("backup {backup} was deleted meanwhile"))),
+        });
+        kept.inspect_err(|_| {
+            // What stays keeps some space.
+            let _ = self.objects.remove(&second.path());
+        })
     }
 
     /// Refuses a manifest that was written beside another one of its name. That may be complete, and its maker told so. If

@@ -4,6 +4,7 @@
 
 mod cut;
 mod foreign;
+mod hold;
 mod hostile;
 mod others;
 mod read;

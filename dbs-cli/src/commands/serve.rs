@@ -1,5 +1,6 @@
 //! `dbs serve`.
 
+mod lazy;
 mod web;
 
 use super::mount::{MountOption, end_served, mount_served};
@@ -125,6 +126,8 @@ pub struct Serve {
     metrics: Option<ListenAddress>,
     #[command(flatten)]
     web: web::Web,
+    #[command(flatten)]
+    restoring: lazy::Restoring,
     /// Become this user once everything is open, and give up the rights of root. `dbs attach` does not
     /// work then
     #[arg(long, value_name = "NAME[:GROUP]", conflicts_with = "mount")]
@@ -172,13 +175,16 @@ impl Serve {
         let inherited = inherited.map_err(|e| Error::io(e, "listening for NBD clients"))?;
         let tls = self.tls()?;
         let web_tls = tls.clone();
+        let mut open = context.serving_options(self.read_only)?;
+        let backups = lazy::Given::open(context);
+        open.backing.extend(backups.files());
         let options = ServeOptions {
             store: context.store()?.to_owned(),
             open: OpenOptions {
                 checksum_cache: self.checksum_cache.or_else(|| Some(memory::checksum_cache())),
                 metadata_memory: self.metadata_memory,
                 lookup_memory: Some(memory::lookups()),
-                ..context.serving_options(self.read_only)?
+                ..open
             },
             nbd: self.nbd,
             inherited,
@@ -211,6 +217,8 @@ impl Serve {
         // Nothing of it runs as root, and nothing that fails has to end it.
         let (serving, web) = web::serve(serving, web)?;
         let mounted = mount.as_ref().map(|mount| mount.point().display().to_string());
+        let bringing = lazy::Bringing::start(&serving, backups, &self.restoring, self.read_only);
+        let (serving, bringing) = or_stop(serving, bringing)?;
         announce(context, &serving, metrics.as_ref(), web.as_ref(), mounted.as_deref())?;
         let begun = begin(&serving);
         if begun.is_ok() {
@@ -226,6 +234,7 @@ impl Serve {
             log::warn("unmount", &[("error", &error)]);
         }
         drop((metrics, web));
+        bringing.stop();
         serving.stop().map_err(|e| e.context("closing the store"))?;
         log::info("stopped", &[]);
         begun
@@ -242,15 +251,21 @@ impl Serve {
     }
 }
 
-/// Gives up the rights of root, if that is wanted; else the store is served no longer.
-fn become_user(serving: Serving, user: Option<&Unprivileged>) -> Result<Serving> {
-    match user.map_or(Ok(()), Unprivileged::become_it) {
-        Ok(()) => Ok(serving),
+/// What was begun beside the store; if it could not be, that is served no longer.
+fn or_stop<T>(serving: Serving, begun: Result<T>) -> Result<(Serving, T)> {
+    match begun {
+        Ok(begun) => Ok((serving, begun)),
         Err(error) => {
             serving.stop()?;
             Err(error)
         }
     }
+}
+
+/// Gives up the rights of root, if that is wanted; else the store is served no longer.
+fn become_user(serving: Serving, user: Option<&Unprivileged>) -> Result<Serving> {
+    let become_it = user.map_or(Ok(()), Unprivileged::become_it);
+    or_stop(serving, become_it).map(|(serving, ())| serving)
 }
 
 /// Mounts the store that is served, if it is to be; else it is served no longer.
@@ -261,13 +276,8 @@ fn mount_beside(
     options: &[MountOption],
 ) -> Result<(Serving, Option<dbs_fuse::Mount>)> {
     let Some(directory) = directory else { return Ok((serving, None)) };
-    match mount_served(serving.store(), context.store()?, directory, options) {
-        Ok(mount) => Ok((serving, Some(mount))),
-        Err(error) => {
-            serving.stop()?;
-            Err(error)
-        }
-    }
+    let mount = mount_served(serving.store(), context.store()?, directory, options);
+    or_stop(serving, mount.map(Some))
 }
 
 /// How often to see whether anything is attached still.
@@ -300,13 +310,8 @@ fn serve_metrics(
 ) -> Result<(Serving, Option<MetricsServer>)> {
     let Some(listener) = listener else { return Ok((serving, None)) };
     let store = serving.store().clone();
-    match MetricsServer::start(listener, Arc::new(move || metrics::text(&store))) {
-        Ok(metrics) => Ok((serving, Some(metrics))),
-        Err(error) => {
-            serving.stop()?;
-            Err(error)
-        }
-    }
+    let metrics = MetricsServer::start(listener, Arc::new(move || metrics::text(&store)));
+    or_stop(serving, metrics.map(Some))
 }
 
 /// Volumes that a warning names.
@@ -359,8 +364,8 @@ fn announce(
         log::warn("store", &[("warning", warning)]);
     }
     for (image, volumes) in missing_images(serving.store()) {
-        let text = "reads of these volumes fail: the image that they rest on was not given with --backing-file, or is not \
-                    the file it was";
+        let text = "reads of these volumes fail: the image or backup that they rest on was not given with --backing-file or \
+                    --backing-backup, cannot be read, or is not what it was";
         log::warn("backing", &[("warning", &text), ("volumes", &volumes), ("image", &image)]);
     }
     log::info(

@@ -28,6 +28,7 @@ mod filesystem;
 mod filling;
 mod guards;
 mod inherited;
+mod lazy;
 mod names;
 mod readme;
 mod space;

@@ -118,6 +118,7 @@ fn run(examples: &[Example]) -> String {
         .args(["--kill-after=10", "900", "bash", "-c", &script])
         .env("PATH", path)
         .env("DBS_RUNTIME_DIR", dir.path().join("run"))
+        .env("DBS_TEST_ALONE", "1")
         .env_remove("DBS_STORE")
         .current_dir(dir.path())
         .stdin(Stdio::null())

@@ -186,7 +186,7 @@ impl Inner {
             // As a disk that is not there: a client is not told that it asked for something wrong.
             Error::new(ErrorKind::Io, format!(
                 "the content is in a backing file that is not given, or is not the file it was: {}; give \
-                 that file with --backing-file",
+                 that file with --backing-file, a backup with --backing-backup",
                 identity_of(meta, base)
             ))
         })

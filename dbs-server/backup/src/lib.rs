@@ -4,6 +4,7 @@
 //! ([`create()`]) and back ([`restore()`]). What differs between a command and a library is its [`Host`].
 
 mod create;
+pub mod lazy;
 pub mod place;
 mod restore;
 pub mod taken;

@@ -29,6 +29,27 @@ pub fn restore(
     wanted: Wanted<'_>,
     pace: Pace,
 ) -> Result<Restored> {
+    let hint = "go on with `dbs backup restore --resume`, or delete it";
+    let (restored, uuid, filled) = fill(host, backups, wanted, pace, hint)?;
+    let complete = Request::VolumeComplete { volume: wanted.name.to_owned(), uuid: Some(uuid) };
+    host.call(&complete)?;
+    // Open until it is complete: nobody else fills it in between.
+    drop(filled);
+    Ok(restored)
+}
+
+/// Makes a volume, or finds the one that is to be filled further, and fills it. It is incomplete, and what is returned
+/// keeps others from filling it.
+///
+/// # Errors
+/// As [`restore`]; `hint` says what to do then.
+pub(crate) fn fill(
+    host: &dyn Host,
+    backups: &BackupStore,
+    wanted: Wanted<'_>,
+    pace: Pace,
+    hint: &str,
+) -> Result<(Restored, String, Filled)> {
     let name = wanted.name;
     let restoration = backups.restore(wanted.volume, wanted.backup)?;
     let size = restoration.backup().volume_size(restoration.volume())?;
@@ -36,22 +57,18 @@ pub fn restore(
     let filled = Filled::open(host.store()?, name)?;
     host.check_same(name, &uuid)?;
     let mut meter = host.meter(&format!("restoring {name}"));
-    let restored = restoration.run(&filled, onto, &mut pace.work(&mut *meter)).map_err(|error| {
-        let text = format!(
-            "volume {name} is incomplete: go on with `dbs backup restore --resume`, or delete it"
-        );
-        match error.kind() {
-            // The backup is there, and is damaged.
-            ErrorKind::NotFound => Error::corrupt(format!("{text}: {error}")),
-            _ => error.context(text),
-        }
-    })?;
+    let restored =
+        restoration.run(&filled, onto, &mut pace.work(&mut *meter)).map_err(|error| {
+            let text = format!("volume {name} is incomplete: {hint}");
+            match error.kind() {
+                // The backup is there, and is damaged.
+                ErrorKind::NotFound => Error::corrupt(format!("{text}: {error}")),
+                _ => error.context(text),
+            }
+        })?;
     drop(meter);
     host.check_same(name, &uuid)?;
-    host.call(&Request::VolumeComplete { volume: name.to_owned(), uuid: Some(uuid) })?;
-    // Open until it is complete: nobody else fills it in between.
-    drop(filled);
-    Ok(restored)
+    Ok((restored, uuid, filled))
 }
 
 /// Makes the volume, or finds the one that is to be filled further; and its identity.

@@ -69,12 +69,16 @@ impl Jobs {
         let begun = Instant::now();
         let mut listed: Option<Listed<'_>> = None;
         run(&mut |now| {
-            let number = listed.get_or_insert_with(|| self.list_new(request, begun, now)).number;
-            if let Some((_, job)) = self.running().jobs.get_mut(&number) {
-                (job.done, job.total) = (now.done, now.total);
-            }
+            let listed = listed.get_or_insert_with(|| self.list_new(request, begun, now));
+            listed.update(now.done, now.total);
             progress(now)
         })
+    }
+
+    /// Lists something long that is no command, and works on a volume, until what is returned is dropped. It counts bytes.
+    #[must_use]
+    pub fn begin(&self, what: &str, volume: &str) -> Listed<'_> {
+        self.insert(Instant::now(), what.to_owned(), Some(volume.to_owned()), "bytes")
     }
 
     /// Those that run.
@@ -93,18 +97,28 @@ impl Jobs {
         let wire = serde_json::to_value(request).unwrap_or_default();
         let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
         let bytes = matches!(request, Request::Scrub { .. } | Request::VolumeRelease { .. });
+        let unit = if bytes { "bytes" } else { "steps" };
+        let what = text(&wire["method"]).unwrap_or_default();
+        let listed = self.insert(begun, what, text(&wire["params"]["volume"]), unit);
+        if let Some((_, job)) = self.running().jobs.get_mut(&listed.number) {
+            job.earlier = progress.done;
+        }
+        listed
+    }
+
+    fn insert(
+        &self,
+        begun: Instant,
+        what: String,
+        volume: Option<String>,
+        unit: &str,
+    ) -> Listed<'_> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let since = now.saturating_sub(begun.elapsed());
-        let job = Job {
-            what: text(&wire["method"]).unwrap_or_default(),
-            volume: text(&wire["params"]["volume"]),
-            since_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
-            elapsed_ns: 0,
-            done: progress.done,
-            earlier: progress.done,
-            total: progress.total,
-            unit: if bytes { "bytes" } else { "steps" }.to_owned(),
-        };
+        let since_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let unit = unit.to_owned();
+        let job =
+            Job { what, volume, since_ns, elapsed_ns: 0, done: 0, earlier: 0, total: 0, unit };
         let mut running = self.running();
         running.next += 1;
         let number = running.next;
@@ -117,10 +131,19 @@ impl Jobs {
     }
 }
 
-/// Takes a command off the list when it ends, in whatever way.
-struct Listed<'a> {
+/// Takes what runs off the list when it ends, in whatever way.
+pub struct Listed<'a> {
     jobs: &'a Jobs,
     number: u64,
+}
+
+impl Listed<'_> {
+    /// Says how far it is.
+    pub fn update(&self, done: u64, total: u64) {
+        if let Some((_, job)) = self.jobs.running().jobs.get_mut(&self.number) {
+            (job.done, job.total) = (done, total);
+        }
+    }
 }
 
 impl Drop for Listed<'_> {

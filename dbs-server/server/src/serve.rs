@@ -183,7 +183,7 @@ impl Serving {
             devices: Arc::clone(&devices),
             extension: extension.clone(),
             started: Started::now(),
-            jobs: Jobs::default(),
+            jobs: Arc::default(),
             found: Kept::default(),
             notices: Mutex::default(),
         });
@@ -246,6 +246,12 @@ impl Serving {
     #[must_use]
     pub fn asked(&self) -> Arc<dyn Asked> {
         Arc::clone(&self.service) as Arc<dyn Asked>
+    }
+
+    /// The long commands that run, to which its user may add other things.
+    #[must_use]
+    pub fn jobs(&self) -> Arc<Jobs> {
+        Arc::clone(&self.service.jobs)
     }
 
     /// Says of what is not as its user wants it, and does not keep the store from being served: in the log, and as
@@ -385,7 +391,7 @@ struct StoreService {
     extension: Option<Arc<dyn Extension>>,
     /// Since when its counts count.
     started: Started,
-    jobs: Jobs,
+    jobs: Arc<Jobs>,
     /// By the last check and scrub.
     found: Kept,
     /// What is not as its user wants it, and does not keep the store from being served.

@@ -25,6 +25,10 @@ pub struct Delete {
     /// The backup or the volume, as `dbs backup list` prints it
     #[arg(value_parser = url)]
     url: Url,
+    /// Delete a held backup, which `dbs backup restore --lazy` has made for a volume. Only if that volume is gone, or
+    /// complete: else it loses what has not come yet
+    #[arg(long)]
+    held: bool,
 }
 
 impl Delete {
@@ -32,6 +36,9 @@ impl Delete {
         let volume = self.url.need_volume()?;
         let backups = open(&self.url)?;
         let Some(backup) = &self.url.backup else {
+            if self.held {
+                return Err(Error::invalid("--held deletes one backup: name it"));
+            }
             if backups.volume(volume).is_err_and(|e| e.kind() == ErrorKind::NotFound)
                 && !backups.volumes()?.iter().any(|name| name == volume)
             {
@@ -52,7 +59,11 @@ impl Delete {
         context.stop.on_signals()?;
         let mut meter: Meter = context.meter("deleting blocks", Unit::Steps);
         let mut progress = |done, total| meter.update(done, total);
-        let removed = backups.remove(volume, backup, &mut Work::new(&mut progress))?;
+        let mut work = Work::new(&mut progress);
+        let removed = match self.held {
+            true => backups.let_go(volume, backup, &mut work)?,
+            false => backups.remove(volume, backup, &mut work)?,
+        };
         drop(meter);
         if let Some(why) = &removed.kept {
             context.note(&format!("no blocks were deleted: {why}"));

@@ -4,9 +4,11 @@ mod create;
 mod delete;
 mod init;
 mod key;
+mod lazy;
 mod mount;
 mod show;
 
+use crate::backups::{open, secret, variable};
 use crate::context::Context;
 use crate::exit;
 use crate::output;
@@ -15,7 +17,7 @@ use crate::spec;
 use crate::target::Target;
 use clap::Args;
 use dbs_backup::url::Url;
-use dbs_backup::{BackupStore, Restored, Secret, Verified, Work};
+use dbs_backup::{BackupStore, Restored, Verified, Work};
 use dbs_control::api::Request;
 use dbs_core::{Error, ErrorKind, Result, format_size};
 use dbs_transfer::StoreAccess;
@@ -56,22 +58,6 @@ impl Pace {
     }
 }
 
-/// The value of an environment variable.
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-/// Opens the backup store that a URL names, whichever layout it has; credentials and keys come from the environment.
-fn open(url: &Url) -> Result<BackupStore> {
-    let secret = secret()?;
-    BackupStore::open(url, &variable)?.with_repository(secret.as_ref())
-}
-
-/// The key of an encrypted repository, from the environment.
-fn secret() -> Result<Option<Secret>> {
-    Secret::from_variables("DBS_BACKUP", &|name| std::env::var_os(name))
-}
-
 /// Parses a URL, for clap.
 fn url(text: &str) -> std::result::Result<Url, String> {
     Url::parse(text).map_err(|e| e.to_string())
@@ -87,9 +73,15 @@ pub struct Restore {
     url: Url,
     /// Name of the new volume; by default that of the volume that was backed up
     volume: Option<String>,
-    /// Continue a restore that was cut off: blocks that are right already are not read again
+    /// Continue a restore that was cut off: blocks that are right already are not read again. With the URL
+    /// that --lazy has printed: bring all of that backup into the store now
     #[arg(long)]
     resume: bool,
+    /// Make a volume that can be used at once. Blocks come from the backup store when they are read, until a
+    /// server of the store has brought all of them (`dbs serve --backing-backup`), or --resume has. Until
+    /// then the volume needs the backup store. The store must be idle
+    #[arg(long, conflicts_with_all = ["resume", "rate", "parallel"])]
+    lazy: bool,
     #[command(flatten)]
     pace: Pace,
 }
@@ -99,14 +91,25 @@ impl Restore {
         let (from, backup) = self.url.need_backup()?;
         let name = self.volume.clone().unwrap_or_else(|| from.to_owned());
         context.stop.on_signals()?;
+        if self.lazy {
+            return lazy::begin(context, &self.url, &name);
+        }
         let (value, restored) = context.with(true, |target| {
+            if self.resume && lazy::is_begun(target, &self.url)? {
+                let volume = lazy::finish(context, target, &self.url, self.pace.pace())?;
+                let show = Request::VolumeShow { volume, usage: true };
+                return Ok((target.call(context, &show)?, None));
+            }
             let (host, backups) = (Commands { context, target }, open(&self.url)?);
             let wanted = Wanted { volume: from, backup, name: &name, resume: self.resume };
             let restored = restore(&host, &backups, wanted, self.pace.pace())?;
             let show = Request::VolumeShow { volume: name.clone(), usage: true };
-            Ok((target.call(context, &show)?, restored))
+            Ok((target.call(context, &show)?, Some(restored)))
         })?;
-        let Restored { data, downloaded, .. } = restored;
+        let Some(Restored { data, downloaded, .. }) = restored else {
+            let name = value["name"].as_str().unwrap_or_default();
+            return context.done(&value, &format!("all of volume {name} is in the store"));
+        };
         let (data, downloaded) = (format_size(data), format_size(downloaded));
         context.done(&value, &format!("restored volume {name}, {data} written, {downloaded} read"))
     }

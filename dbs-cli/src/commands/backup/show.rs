@@ -4,6 +4,7 @@ use super::{open, url};
 use crate::context::Context;
 use crate::output::{self, Table, exact_size, facts};
 use clap::Args;
+use dbs_backup::LABEL_HELD;
 use dbs_backup::config::Map;
 use dbs_backup::info::{BackupInfo, VolumeInfo};
 use dbs_backup::url::Url;
@@ -79,7 +80,9 @@ fn backups(all: &[BackupInfo]) -> String {
     let mut table =
         Table::new(&["BACKUP", "SNAPSHOT", "ASKED FOR", ">SIZE", ">WRITTEN", "STATE", "URL"]);
     for backup in all {
+        let is_held = backup.labels.contains_key(LABEL_HELD);
         let state = match (backup.state, backup.incremental) {
+            ("complete", _) if is_held => "held",
             ("complete", true) => "incremental",
             ("complete", false) => "full",
             ("in_progress", _) => "in progress",

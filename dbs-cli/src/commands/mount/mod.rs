@@ -109,6 +109,7 @@ impl Mount {
         // Before anything is mounted, so that no signal leaves it behind.
         let mut signals = signals::watch()?;
         let opened = open(&store, &context.serving_options(true)?)?;
+        context.attach_backups(&opened);
         let allow_other = self.how.allow_other();
         let server = Server { context, background: self.how.background };
         let options = Options { store, live: false, allow_other };

@@ -1,0 +1,258 @@
+//! Bringing backups that volumes rest on into the store that is served.
+
+use crate::backups::open;
+use crate::context::Context;
+use clap::Args;
+use dbs_backup::url::Url;
+use dbs_control::api::Request;
+use dbs_core::{Backing, Error, Result, Store};
+use dbs_server::asked::Asked;
+use dbs_server::jobs::Jobs;
+use dbs_server::serve::Serving;
+use dbs_service::log;
+use dbs_transfer::StoreAccess;
+use dbs_volume_backup::lazy::{self, BackupFile};
+use dbs_volume_backup::{Host, Meter, Pace};
+use serde_json::Value;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How long a start waits for a backup store: volumes that do not rest on it are wanted, too.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Between the first try and the second, and between later ones at most.
+const RETRY: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
+/// The pause after a try that has failed, as a multiple of how long that took.
+const SHARE: u32 = 4;
+/// Between two lines in the log.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// How long the end of the server waits for a request to a backup store that is on its way.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(50);
+/// Blocks on their way at once: clients' reads come beside them.
+const WORKERS: usize = 2;
+
+/// How fast.
+#[derive(Debug, Args)]
+pub struct Restoring {
+    /// Bring backups of --backing-backup into the store with at most this many bytes a second; 0 means no limit. What
+    /// clients read comes at once, and does not count
+    #[arg(long, value_name = "SIZE", value_parser = crate::spec::size)]
+    restore_rate: Option<u64>,
+}
+
+/// Backups that were given, with what of them could be opened at once.
+pub struct Given(Vec<(Url, Option<Arc<BackupFile>>)>);
+
+impl Given {
+    /// Opens the backups that a server was given. What fails is tried again while the store is served.
+    pub fn open(context: &Context) -> Self {
+        let opening: Vec<_> = context
+            .backing_backups()
+            .iter()
+            .map(|url| {
+                let (sender, receiver) = channel();
+                let place = url.clone();
+                // One that comes late is opened once more.
+                thread::spawn(move || sender.send(open_file(&place)));
+                (url.clone(), receiver)
+            })
+            .collect();
+        let deadline = Instant::now() + PATIENCE;
+        let opened = opening.into_iter().map(|(url, receiver)| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let file = receiver.recv_timeout(left).ok().and_then(Result::ok);
+            (url, file)
+        });
+        Self(opened.collect())
+    }
+
+    /// What the store is opened with: clients that come first find it.
+    pub fn files(&self) -> impl Iterator<Item = Arc<dyn Backing>> + '_ {
+        self.0.iter().filter_map(|(_, file)| file.clone().map(|file| file as Arc<dyn Backing>))
+    }
+}
+
+fn open_file(url: &Url) -> Result<Arc<BackupFile>> {
+    let backups = open(url).map_err(|error| error.context(url))?;
+    BackupFile::open(url, backups).map(Arc::new)
+}
+
+/// What brings backups into the store while it is served.
+pub struct Bringing {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Bringing {
+    /// Begins, with a thread for each backup.
+    ///
+    /// # Errors
+    /// `Io` if there is no thread for it.
+    pub fn start(
+        serving: &Serving,
+        given: Given,
+        options: &Restoring,
+        read_only: bool,
+    ) -> Result<Self> {
+        let mut bringing = Self { stop: Arc::default(), threads: Vec::new() };
+        let rate = options.restore_rate.and_then(NonZeroU64::new);
+        for (url, file) in given.0 {
+            let one = One {
+                asked: serving.asked(),
+                jobs: serving.jobs(),
+                url,
+                pace: Pace { workers: WORKERS, rate },
+                read_only,
+                stop: Arc::clone(&bringing.stop),
+            };
+            let thread = thread::Builder::new().name("restore".to_owned());
+            match thread.spawn(move || one.run(file)) {
+                Ok(thread) => bringing.threads.push(thread),
+                Err(error) => {
+                    bringing.stop();
+                    return Err(Error::io(error, "starting a thread"));
+                }
+            }
+        }
+        Ok(bringing)
+    }
+
+    /// Ends it; the next server goes on. What waits for a backup store that does not answer fails later, as the store is
+    /// closed then.
+    pub fn stop(self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let deadline = Instant::now() + END_PATIENCE;
+        for thread in self.threads {
+            while !thread.is_finished() && Instant::now() < deadline {
+                thread::sleep(POLL);
+            }
+            if thread.is_finished() {
+                let _ended = thread.join();
+            }
+        }
+    }
+}
+
+/// One backup that is brought in.
+struct One {
+    asked: Arc<dyn Asked>,
+    jobs: Arc<Jobs>,
+    url: Url,
+    pace: Pace,
+    read_only: bool,
+    stop: Arc<AtomicBool>,
+}
+
+impl One {
+    fn run(&self, file: Option<Arc<BackupFile>>) {
+        if !lazy::is_begun(self.store(), &self.url) {
+            log::warn("restore", &[("backup", &self.url), ("warning", &"no volume rests on it")]);
+            return;
+        }
+        // As long as it is not known that nobody needs it, the store has it.
+        let Some(file) = self.again(|| file.clone().map_or_else(|| open_file(&self.url), Ok))
+        else {
+            return;
+        };
+        let _attached = self.store().attach_backing(Arc::clone(&file) as Arc<dyn Backing>);
+        if self.read_only {
+            return self.wait(|| false);
+        }
+        let bring = || lazy::bring(self, self.store(), &file, &open(&self.url)?, self.pace);
+        let Some(volume) = self.again(bring) else { return };
+        log::info("restored", &[("volume", &volume.unwrap_or_default()), ("from", &self.url)]);
+        // Reads that began before the volume stood alone.
+        self.wait(|| !file.is_read());
+        self.again(|| lazy::let_go(&self.url, &open(&self.url)?));
+    }
+
+    /// Does something until it succeeds, or the server ends.
+    fn again<T>(&self, mut work: impl FnMut() -> Result<T>) -> Option<T> {
+        let [mut pause, longest] = RETRY;
+        let mut before = String::new();
+        loop {
+            if self.is_over() {
+                return None;
+            }
+            let begun = Instant::now();
+            let error = match work() {
+                Ok(done) => return Some(done),
+                Err(error) => error.to_string(),
+            };
+            // Once, and not each time it fails in the same way.
+            if error != before && !self.is_over() {
+                log::warn("restore", &[("backup", &self.url), ("error", &error)]);
+                before = error;
+            }
+            // What has come is read again by the next try, which may be much.
+            let next = Instant::now() + pause.max(begun.elapsed() * SHARE);
+            self.wait(|| Instant::now() >= next);
+            pause = longest.min(pause * 2);
+        }
+    }
+
+    /// Waits for something, or for the end of the server.
+    fn wait(&self, is_there: impl Fn() -> bool) {
+        while !self.is_over() && !is_there() {
+            thread::sleep(POLL);
+        }
+    }
+
+    fn store(&self) -> &Store {
+        self.asked.store()
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+}
+
+impl Host for One {
+    fn store(&self) -> Result<&(dyn StoreAccess + Sync)> {
+        Ok(self.asked.store())
+    }
+
+    fn call(&self, request: &Request) -> Result<Value> {
+        self.asked.command(request, &mut || !self.is_over())
+    }
+
+    fn clean_up(&self, request: &Request) -> Result<()> {
+        self.asked.command(request, &mut || true).map(drop)
+    }
+
+    fn check_same(&self, spec: &str, uuid: &str) -> Result<()> {
+        match self.asked.store().volume_info(spec)?.uuid == uuid {
+            true => Ok(()),
+            false => Err(Error::not_found(format!("volume {spec} is another one by now"))),
+        }
+    }
+
+    fn note(&self, text: &str) {
+        log::info("restore", &[("backup", &self.url), ("note", &text)]);
+    }
+
+    fn warn(&self, text: &str) {
+        log::warn("restore", &[("backup", &self.url), ("warning", &text)]);
+    }
+
+    fn meter(&self, _label: &str) -> Meter<'_> {
+        let resting = lazy::resting(self.asked.store(), &self.url);
+        let volume = resting.into_iter().next().map_or_else(String::new, |volume| volume.name);
+        let listed = self.jobs.begin("backup.restore", &volume);
+        let mut told = Instant::now();
+        Box::new(move |done, total| {
+            listed.update(done, total);
+            if told.elapsed() >= LOG_INTERVAL {
+                told = Instant::now();
+                let fields: [(&str, &dyn std::fmt::Display); 3] =
+                    [("volume", &volume), ("bytes", &done), ("total", &total)];
+                log::info("restore", &fields);
+            }
+            !self.is_over()
+        })
+    }
+}

@@ -1,0 +1,261 @@
+//! Volumes that rest on a backup until all of it has come: `dbs backup restore --lazy`.
+//!
+//! The volume is made on the backup as one is made on an image file ([`begin`], [`BackupFile`]): what it does not have
+//! itself is read from the backup. Whoever has the store then fills a second volume, which is called as the held backup is,
+//! freezes it, and has the first one build on that in place of the backup ([`bring`]). Each step is durable before the next
+//! one, and finds what an earlier run has done. At the end nobody needs the backup ([`let_go`]).
+
+use crate::restore::fill;
+use crate::{Host, Pace, Wanted};
+use dbs_backup::read::{OpenBackup, Piece, Place, ReadOptions, Reader};
+use dbs_backup::url::Url;
+use dbs_backup::{BackupStore, Work};
+use dbs_control::api::Request;
+use dbs_core::info::{Labels, VolumeInfo};
+use dbs_core::units::SECTOR_BYTES;
+use dbs_core::{Backing, Error, ErrorKind, Result, Store};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How identities of backups begin.
+const KIND: &str = "backup ";
+/// Bytes of blocks that are kept in memory: what was read once and is needed again soon.
+const CACHE: u64 = 64 << 20;
+/// The snapshot of the second volume that shows all of the backup.
+const WHOLE: &str = "whole";
+
+/// A held backup that volumes rest on. It is opened once, and read by many threads.
+pub struct BackupFile {
+    identity: String,
+    url: Url,
+    reader: Reader,
+    backup: Arc<OpenBackup>,
+    place: Place,
+    /// Reads that are under way.
+    reads: AtomicUsize,
+}
+
+impl BackupFile {
+    /// Opens the held backup that `url` names in its backup store.
+    ///
+    /// # Errors
+    /// `Invalid` if it is not held, or if the URL names none; those of the backup store.
+    pub fn open(url: &Url, backups: BackupStore) -> Result<Self> {
+        let (volume, name) = url.need_backup()?;
+        // What is held is not deleted: no lock is needed, and deletions of others go on.
+        let options = ReadOptions { lock: false, cache: CACHE, ..ReadOptions::default() };
+        let reader = Reader::start(backups, options)?;
+        let backup = reader.open(volume, name)?;
+        if backup.config().held_for().is_none() {
+            return Err(Error::invalid(format!(
+                "backup {name} of volume {volume} is none that a volume rests on: `dbs backup restore --lazy` makes one of it"
+            )));
+        }
+        let size = backup.size();
+        if size == 0 || !size.is_multiple_of(SECTOR_BYTES) {
+            return Err(Error::unsupported(format!(
+                "the volume of backup {name} has {size} bytes, which is no multiple of {SECTOR_BYTES}"
+            )));
+        }
+        let content = backup.config().content();
+        let identity =
+            format!("{}{size} bytes, sha256 of its blocks {content}", begins(volume, name));
+        let (url, place, reads) = (url.clone(), Place::default(), AtomicUsize::new(0));
+        Ok(Self { identity, url, reader, backup, place, reads })
+    }
+
+    /// Whether somebody reads it at this moment.
+    #[must_use]
+    pub fn is_read(&self) -> bool {
+        self.reads.load(Ordering::SeqCst) > 0
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let (mut at, mut rest) = (offset, buf);
+        while !rest.is_empty() {
+            let piece = self.reader.read(&self.backup, &self.place, at, rest.len());
+            let count = match piece.map_err(io::Error::other)? {
+                Piece::Data(content, range) => {
+                    let (now, part) = (range.len(), content.get(range));
+                    let (to, part) = (rest.get_mut(..now), part);
+                    let (Some(to), Some(part)) = (to, part) else { return Err(outside()) };
+                    to.copy_from_slice(part);
+                    now
+                }
+                Piece::Zeros(count) => {
+                    rest.get_mut(..count).ok_or_else(outside)?.fill(0);
+                    count
+                }
+            };
+            if count == 0 {
+                return Err(outside());
+            }
+            at += count as u64;
+            rest = &mut rest[count..];
+        }
+        Ok(())
+    }
+}
+
+impl Backing for BackupFile {
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    fn name(&self) -> String {
+        format!("`{}`", self.url)
+    }
+
+    fn size(&self) -> u64 {
+        self.backup.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let read = self.read(offset, buf);
+        self.reads.fetch_sub(1, Ordering::SeqCst);
+        read
+    }
+}
+
+fn outside() -> io::Error {
+    io::Error::other("the backup ends before what is to be read")
+}
+
+/// How the identity of a held backup begins.
+fn begins(volume: &str, name: &str) -> String {
+    format!("{KIND}{name} of volume {volume}, ")
+}
+
+/// Whether a volume rests on the backup that `url` names, as far as its name tells.
+#[must_use]
+pub fn rests_on(volume: &VolumeInfo, url: &Url) -> bool {
+    let (Some(there), Some(held)) = (&url.volume, &url.backup) else { return false };
+    volume.backing.as_ref().is_some_and(|on| on.starts_with(&begins(there, held)))
+}
+
+/// The volumes of a store that rest on this backup.
+#[must_use]
+pub fn resting(store: &Store, url: &Url) -> Vec<VolumeInfo> {
+    let mut volumes = store.volumes(false);
+    volumes.retain(|volume| rests_on(volume, url));
+    volumes
+}
+
+/// Whether there is something to do for [`bring`].
+#[must_use]
+pub fn is_begun(store: &Store, url: &Url) -> bool {
+    let is_second = |volume: &VolumeInfo| Some(&volume.name) == url.backup.as_ref();
+    store.volumes(false).iter().any(|volume| is_second(volume) || rests_on(volume, url))
+}
+
+/// Makes a volume that rests on a backup, and returns it and the URL of what is held for it. `open` opens the backup
+/// store.
+///
+/// # Errors
+/// `Exists` if there is such a volume; those of both stores.
+pub fn begin(
+    store: &Store,
+    wanted: Wanted<'_>,
+    url: &Url,
+    open: &dyn Fn() -> Result<BackupStore>,
+) -> Result<(VolumeInfo, Url)> {
+    let name = wanted.name;
+    if store.volume_info(name).is_ok() {
+        let text = format!("there is a volume `{name}` already: name another one");
+        return Err(Error::new(ErrorKind::Exists, text));
+    }
+    let backups = open()?;
+    let held_for = format!("volume {name} of store {}", store.info().uuid);
+    let held = backups.hold(wanted.volume, wanted.backup, &held_for)?;
+    let url = url.with(wanted.volume, Some(&held));
+    let made = open().and_then(|reading| {
+        let file: Arc<dyn Backing> = Arc::new(BackupFile::open(&url, reading)?);
+        store.create_backed(name, file.size(), &file)
+    });
+    match made {
+        Ok(volume) => Ok((volume, url)),
+        Err(error) => {
+            match backups.let_go(wanted.volume, &held, &mut Work::new(&mut |_, _| true)) {
+                Ok(_) => Err(error),
+                Err(kept) => Err(error.context(format!("{url} is kept ({kept})"))),
+            }
+        }
+    }
+}
+
+/// Brings all of a backup into a store, and has the volume that rests on it stand alone. Returns its name; nothing if no
+/// volume rests on the backup, and the second volume is not there either.
+///
+/// It can be done again after it was cut off anywhere: then it goes on.
+///
+/// # Errors
+/// `Busy` if other volumes than that which was restored are all that is left on the backup; `Invalid` if the volume is
+/// smaller than it was; those of both stores.
+pub fn bring(
+    host: &dyn Host,
+    store: &Store,
+    file: &BackupFile,
+    backups: &BackupStore,
+    pace: Pace,
+) -> Result<Option<String>> {
+    let (volume, held) = file.url.need_backup()?;
+    let second = store.volumes(false).into_iter().find(|volume| volume.name == held);
+    let mut on = resting(store, &file.url);
+    if on.is_empty() {
+        let Some(second) = second else { return Ok(None) };
+        // Cut off right before the end, or the volume was deleted.
+        let uuid = Some(second.uuid);
+        host.clean_up(&Request::VolumeDelete { volume: held.to_owned(), uuid, rebuilding: false })?;
+        return Ok(Some(held.to_owned()));
+    }
+    on.retain(|volume| volume.origin.is_none());
+    let Some(on) = on.into_iter().next() else {
+        return Err(Error::busy(format!("only clones rest on {}", file.name())));
+    };
+    if on.backing.as_deref() != Some(file.identity()) {
+        return Err(Error::invalid(format!(
+            "{} is not the backup that volume {} rests on, though it has its name",
+            file.name(),
+            on.name
+        )));
+    }
+    if on.size < file.size() {
+        return Err(Error::invalid(format!(
+            "volume {} was made smaller while it rested on a backup: make it {} bytes large again",
+            on.name,
+            file.size()
+        )));
+    }
+    let is_whole = second.as_ref().is_some_and(|second| !second.rebuilding);
+    if !is_whole {
+        let wanted = Wanted { volume, backup: held, name: held, resume: second.is_some() };
+        let hint = "what has come is used when it goes on";
+        let (_, uuid, filled) = fill(host, backups, wanted, pace, hint)?;
+        host.check_same(held, &uuid)?;
+        // It is frozen in the same moment in which others can open it.
+        host.call(&Request::SnapshotCreate {
+            volume: held.to_owned(),
+            snapshot: WHOLE.to_owned(),
+            labels: Labels::new(),
+            system: true,
+            rebuilding: Some(false),
+        })?;
+        drop(filled);
+    }
+    store.adopt(&on.name, held)?;
+    Ok(Some(on.name))
+}
+
+/// Deletes a held backup on which no volume rests any more, if somebody else has not yet.
+///
+/// # Errors
+/// `Busy` if somebody makes or restores a backup of the volume; those of the backup store.
+pub fn let_go(url: &Url, backups: &BackupStore) -> Result<()> {
+    let (volume, held) = url.need_backup()?;
+    if !backups.backups(volume)?.iter().any(|backup| backup == held) {
+        return Ok(());
+    }
+    backups.let_go(volume, held, &mut Work::new(&mut |_, _| true)).map(drop)
+}
