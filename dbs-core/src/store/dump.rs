@@ -129,6 +129,7 @@ pub(super) struct DumpKey {
     passes: u32,
     salt: String,
     wrapped: String,
+    family: String,
 }
 
 impl DumpKey {
@@ -141,6 +142,7 @@ impl DumpKey {
             passes: slot.passes.get(),
             salt: hex(&slot.salt),
             wrapped: hex(&slot.wrapped),
+            family: hex(&slot.family),
         })
     }
 
@@ -156,6 +158,7 @@ impl DumpKey {
             passes: self.passes.into(),
             salt: unhex(&self.salt).ok_or_else(wrong)?,
             wrapped: unhex(&self.wrapped).ok_or_else(wrong)?,
+            family: unhex(&self.family).ok_or_else(wrong)?,
         })
     }
 }

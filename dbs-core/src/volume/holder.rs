@@ -57,7 +57,7 @@ impl Store {
     /// # Errors
     /// `NotFound`; `Invalid` if it is not rebuilding; `Busy` if somebody has it open.
     pub fn open_to_fill(&self, name: &str, holder: Option<Holder>) -> Result<Volume> {
-        self.unlock_with_given(name);
+        self.inner.unlock_with_given(|meta| meta.find_volume(name).ok());
         let since_ns = self.inner.now_ns();
         let mut meta = self.inner.meta();
         let volume = meta.find_volume(name)?;
@@ -91,7 +91,8 @@ impl Store {
     }
 
     fn open_volume(&self, spec: &str, holder: Option<Holder>) -> Result<Volume> {
-        self.unlock_with_given(spec);
+        let name = spec.split_once('@').map_or(spec, |(name, _)| name);
+        self.inner.unlock_with_given(|meta| meta.find_volume(name).ok());
         let since_ns = holder.as_ref().map_or(0, |_| self.inner.now_ns());
         let mut meta = self.inner.meta();
         let (volume, snapshot) = match names::split(spec)? {

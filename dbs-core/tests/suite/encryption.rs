@@ -24,7 +24,7 @@ fn sectors(write: u8, first: u64, count: u64) -> Vec<u8> {
 
 /// Whether any of what [`sectors`] makes lies open on the medium.
 fn is_open(disk: &Mem) -> bool {
-    disk.bytes().chunks_exact(16).any(|part| part.starts_with(b"plain "))
+    disk.bytes().windows(7).any(|part| part == b"plain 0")
 }
 
 fn put(volume: &Volume, write: u8, first: u64, count: u64) {
@@ -424,9 +424,37 @@ fn a_store_that_was_opened_with_a_secret_unlocks_what_is_opened() {
     let store = Store::open(&path, &with(Some(secret(1)))).unwrap();
     let all = store.observe_volumes();
     let (_, v) = all.iter().find(|(name, _)| name == "v").unwrap();
+    v.map(0, EXTENT, 10).unwrap();
+    let two = store.observe("v@two").unwrap();
+    assert!(is_locked("v"), "nobody has read it");
     let mut found = [0; 512];
     v.read_at(10 * 512, &mut found).unwrap();
-    assert!(found[..] == sectors(6, 10, 1));
+    assert!(found[..] == sectors(6, 10, 1) && !is_locked("v"));
+    two.read_at(10 * 512, &mut found).unwrap();
+    assert!(found[..] == sectors(4, 10, 1));
+    let other = store.observe("other").unwrap();
+    assert_eq!(other.read_at(0, &mut found).unwrap_err().kind(), ErrorKind::Locked);
+}
+
+/// As `what_was_deleted_makes_room_in_the_snapshot_table`.
+#[test]
+fn what_was_deleted_makes_room_for_an_encrypted_volume() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("plain", EXTENT).unwrap();
+    let snapshot = |number: usize| {
+        put(&store.volume("plain").unwrap(), number as u8, 0, 1);
+        store.create_snapshot("plain", &number.to_string(), &SnapshotOptions::default())
+    };
+    let taken = (0..).take_while(|number| snapshot(*number).is_ok()).count();
+    assert!(store.create_encrypted("v", EXTENT, &secret(1)).is_err());
+    store.delete_snapshot("plain", "0").unwrap();
+    store.create_encrypted("v", EXTENT, &secret(1)).unwrap();
+    put(&store.volume("v").unwrap(), 99, 0, 1);
+    shows(&store.volume("v").unwrap(), 99, 0, 1);
+    let newest = format!("plain@{}", taken - 1);
+    shows(&store.volume(&newest).unwrap(), taken as u8 - 1, 0, 1);
+    assert_eq!(store.check().unwrap().findings, []);
 }
 
 /// All volumes of a family have one key: the slot of a clone has it, too.
