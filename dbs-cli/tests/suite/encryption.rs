@@ -2,8 +2,13 @@
 
 use crate::support::{Place, Run, noise, run};
 use dbs_core::{OpenOptions, Secret, Store, TailPlace};
-use std::fs;
-use std::io::Write;
+use nix::pty::openpty;
+use nix::sys::signal::Signal;
+use nix::sys::termios::{LocalFlags, tcgetattr};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
 
 const SIZE: usize = 256 << 10;
 
@@ -124,4 +129,50 @@ fn a_secret_is_read_once_and_what_is_none_keeps_a_server_from_starting() {
         server.wait().unwrap();
     }
     assert_eq!(ended.and_then(|status| status.code()), Some(2));
+}
+
+/// Reads what a terminal shows until it has said this much.
+fn until(master: &mut File, shown: &mut String, what: &str) {
+    while !shown.contains(what) {
+        let mut piece = [0; 256];
+        let count = master.read(&mut piece).unwrap();
+        *shown += &String::from_utf8_lossy(&piece[..count]);
+    }
+}
+
+#[test]
+fn a_passphrase_is_typed_unseen_and_ctrl_c_leaves_the_terminal_as_it_was() {
+    let place = Place::new();
+    place.init();
+    let pty = openpty(None, None).unwrap();
+    let before = tcgetattr(&pty.slave).unwrap();
+    let mut master = File::from(pty.master);
+    let start = || {
+        let end = || pty.slave.try_clone().unwrap();
+        let mut command = place.bare();
+        command.env("DBS_STORE", place.store()).args([
+            "volume",
+            "create",
+            "v",
+            "1MiB",
+            "--encrypt",
+        ]);
+        command.stdin(end()).stderr(end()).stdout(Stdio::null()).spawn().unwrap()
+    };
+    let (mut child, mut shown) = (start(), String::new());
+    until(&mut master, &mut shown, "New passphrase of volume v: ");
+    assert!(!tcgetattr(&pty.slave).unwrap().local_flags.contains(LocalFlags::ECHO));
+    master.write_all(b"unseen\x03").unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(Signal::SIGINT as i32));
+    assert!(tcgetattr(&pty.slave).unwrap() == before, "the terminal is another one");
+    let (mut child, mut more) = (start(), String::new());
+    until(&mut master, &mut more, "New passphrase of volume v: ");
+    master.write_all(b"unseen words\n").unwrap();
+    until(&mut master, &mut more, "The same again: ");
+    master.write_all(b"unseen words\n").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{more}");
+    assert!(tcgetattr(&pty.slave).unwrap() == before);
+    assert!(!format!("{shown}{more}").contains("unseen"), "{shown}{more}");
+    with(&place, &[("DBS_VOLUME_PASSPHRASE", "unseen words")], "volume export v a.raw")
+        .ok("export");
 }

@@ -1,7 +1,9 @@
 //! Keys in the wrong place, as tables have them whose blocks were written back at different times: a repair tells apart
 //! what is encrypted with which key and what is not, and loses nothing beyond that.
 
-use crate::common::{BLOCK, FixedEnv, Mem, contents, dump, finish_work, init, open, options, pattern};
+use crate::common::{
+    BLOCK, FixedEnv, Mem, contents, dump, finish_work, init, open, options, pattern,
+};
 use crate::plant::{Plant, SNAPSHOTS, VOLUMES};
 use dbs_core::format::slots::{self, KeySlot};
 use dbs_core::format::{VolumeSlot, block};
