@@ -72,6 +72,23 @@ fn commands_on_an_idle_store_take_the_secret_from_variables() {
 }
 
 #[test]
+fn a_backup_that_is_not_encrypted_is_warned_of() {
+    let place = Place::new();
+    sample(&place);
+    let keys = [("DBS_VOLUME_KEY_FILE", "key"), ("DBS_BACKUP_PASSPHRASE", "a word")];
+    let [open, safe] = ["open", "safe"].map(|name| {
+        fs::create_dir(place.path(name)).unwrap();
+        format!("vfs://{}", place.path(name).display())
+    });
+    with(&place, &keys, &format!("backup init {safe} --encrypt")).ok("init");
+    for (url, keys, warned) in [(open, &keys[..1], true), (safe, &keys, false)] {
+        let made = with(&place, keys, &format!("backup create v@s {url}")).ok("backup");
+        let told = made.stderr.contains("volume v is encrypted, and its backup is not");
+        assert_eq!(told, warned, "{}", made.stderr);
+    }
+}
+
+#[test]
 fn a_server_unlocks_and_locks_volumes() {
     let place = Place::new();
     let content = sample(&place);
