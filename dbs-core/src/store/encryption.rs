@@ -60,6 +60,7 @@ impl Store {
         secret: &Secret,
         rebuilding: bool,
     ) -> Result<VolumeInfo> {
+        self.inner.check_writable()?;
         self.make_slots(1)?;
         // What is refused leaves the store to those who do not know encryption.
         self.inner.meta().check_new_volume(name, size)?;

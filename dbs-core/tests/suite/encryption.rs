@@ -295,6 +295,10 @@ fn a_store_says_that_it_has_encrypted_volumes_from_the_first_on() {
     let full = store.create_encrypted("v", EXTENT, &secret(1)).unwrap_err();
     assert_eq!(full.kind(), ErrorKind::NoSpace);
     assert!(!says(), "what was refused changed the store");
+    let reader = open(&disk, 3, true).unwrap();
+    let refused = reader.create_encrypted("v", EXTENT, &secret(1)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnly, "not that the table is full");
+    drop(reader);
     store.delete_volume("p1").unwrap();
     finish_work(&store);
     store.create_encrypted("v", EXTENT, &secret(1)).unwrap();
