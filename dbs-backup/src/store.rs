@@ -105,6 +105,12 @@ impl BackupStore {
         self.repository.is_some()
     }
 
+    /// Whether what is in it is encrypted.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.repository.as_ref().is_some_and(|repository| repository.is_encrypted())
+    }
+
     /// Collects what no backup needs. None in Longhorn's layout, where deletions do that.
     ///
     /// # Errors

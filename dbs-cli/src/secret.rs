@@ -1,7 +1,10 @@
 //! Secrets of encrypted volumes: from options, from the environment, or asked for on the terminal.
 
-use dbs_core::{Error, Result, Secret};
-use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
+use dbs_core::{Error, ErrorKind, Result, Secret};
+use nix::sys::signal::{Signal, raise};
+use nix::sys::termios::{
+    LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr,
+};
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -92,17 +95,34 @@ impl Drop for Shown {
     }
 }
 
+/// Bytes of a line that a terminal gives at once.
+const LINE_MAX: usize = 4096;
+/// What Ctrl-C sends.
+const INTERRUPT: u8 = 3;
+
 fn ask(prompt: &str) -> Result<Zeroizing<String>> {
     let failed = |error: io::Error| Error::io(error, "asking for a passphrase");
-    write!(io::stderr(), "{prompt}").and_then(|()| io::stderr().flush()).map_err(failed)?;
     let before = tcgetattr(io::stdin()).map_err(|e| failed(e.into()))?;
     let mut hidden = before.clone();
-    hidden.local_flags.remove(LocalFlags::ECHO);
-    let _shown = Shown(before);
+    // A signal would end the process, and leave the terminal like this: so Ctrl-C ends the line.
+    hidden.local_flags.remove(LocalFlags::ECHO | LocalFlags::ISIG);
+    hidden.control_chars[SpecialCharacterIndices::VEOL as usize] = INTERRUPT;
+    let shown = Shown(before);
     tcsetattr(io::stdin(), SetArg::TCSAFLUSH, &hidden).map_err(|e| failed(e.into()))?;
-    let mut line = Zeroizing::new(String::with_capacity(1024));
-    io::stdin().read_line(&mut line).map_err(failed)?;
-    let length = line.trim_end_matches(['\r', '\n']).len();
-    line.truncate(length);
-    Ok(line)
+    write!(io::stderr(), "{prompt}").and_then(|()| io::stderr().flush()).map_err(failed)?;
+    // Not through a buffer that is not overwritten.
+    let mut line = Zeroizing::new([0; LINE_MAX]);
+    let count = nix::unistd::read(io::stdin(), &mut line[..]).map_err(|e| failed(e.into()))?;
+    drop(shown);
+    match &line[..count] {
+        [.., INTERRUPT] => {
+            // As if the terminal had sent it.
+            raise(Signal::SIGINT).map_err(|e| failed(e.into()))?;
+            Err(Error::new(ErrorKind::Interrupted, "stopped"))
+        }
+        [text @ .., b'\n'] => std::str::from_utf8(text)
+            .map(|text| Zeroizing::new(text.trim_end_matches('\r').to_owned()))
+            .map_err(|_| Error::invalid("the passphrase is no UTF-8")),
+        _ => Err(Error::invalid("no passphrase was typed")),
+    }
 }

@@ -22,6 +22,8 @@ use zeroize::Zeroizing;
 pub(crate) const METHOD_XTS: u8 = 1;
 /// There was a key, and a repair did not find it.
 const METHOD_LOST: u8 = 255;
+/// Stands for the key, which nobody has, of what a repair made and may be encrypted.
+pub(crate) const FAMILY_UNKNOWN: [u8; 16] = [0xff; 16];
 /// The secret is a passphrase.
 pub(crate) const SECRET_PASSPHRASE: u8 = 1;
 /// The secret is what is in a key file.
@@ -276,11 +278,16 @@ struct Cost {
     lanes: u16,
 }
 
-/// Wraps a data key for a secret, with a salt that no other wrapping has.
+/// Wraps the data key of a family for a secret, with a salt that no other wrapping has.
 ///
 /// # Errors
 /// `Invalid` if that cannot be.
-pub(crate) fn wrap(raw: &RawKey, secret: &Secret, salt: [u8; 16]) -> Result<KeySlot> {
+pub(crate) fn wrap(
+    raw: &RawKey,
+    family: [u8; 16],
+    secret: &Secret,
+    salt: [u8; 16],
+) -> Result<KeySlot> {
     let cost = match secret {
         Secret::Passphrase(_) => PASSPHRASE_COST,
         Secret::KeyFile(_) => KEY_FILE_COST,
@@ -293,6 +300,7 @@ pub(crate) fn wrap(raw: &RawKey, secret: &Secret, salt: [u8; 16]) -> Result<KeyS
         passes: cost.passes.into(),
         salt,
         wrapped: [0; KEY_BYTES + 8],
+        family,
     };
     let wrapping = wrapping_key(&slot, secret)?;
     wrapping
@@ -350,6 +358,12 @@ impl KeySlot {
         self.method == METHOD_LOST
     }
 
+    /// Whether it is what a volume has whose data is encrypted with the key of `family`, zeros being none: that key, or the
+    /// mark that it is lost.
+    pub(crate) fn fits(&self, family: &[u8; 16]) -> bool {
+        if self.is_lost() { *family != [0; 16] } else { self.family == *family }
+    }
+
     /// The kind of secret that it is wrapped for, in words.
     pub(crate) fn secret_kind(&self) -> &'static str {
         if self.is_lost() { "lost" } else { kind_name(self.secret) }
@@ -370,6 +384,7 @@ impl KeySlot {
         let most = COST_MAX;
         self.method == METHOD_XTS
             && [SECRET_PASSPHRASE, SECRET_KEY_FILE].contains(&self.secret)
+            && ![[0; 16], FAMILY_UNKNOWN].contains(&self.family)
             && memory <= most.memory_kib
             && passes <= most.passes
             && lanes <= u32::from(most.lanes)
@@ -401,7 +416,7 @@ mod tests {
     #[test]
     fn one_secret_is_tried_at_a_time() {
         let word = Secret::passphrase("a word").unwrap();
-        let slot = wrap(&Zeroizing::new([7; 64]), &word, [3; 16]).unwrap();
+        let slot = wrap(&Zeroizing::new([7; 64]), [5; 16], &word, [3; 16]).unwrap();
         std::thread::scope(|scope| {
             let tried = [(); 4].map(|()| scope.spawn(|| unwrap(&slot, &word).unwrap().is_some()));
             assert!(tried.into_iter().all(|one| one.join().unwrap()));
@@ -464,16 +479,16 @@ mod tests {
         let [one, other] = [1, 2].map(|byte| Secret::key_file(&[byte; 32], "f").unwrap());
         let word = Secret::passphrase("a word").unwrap();
         for secret in [&one, &word] {
-            let slot = wrap(&raw, secret, [3; 16]).unwrap();
+            let slot = wrap(&raw, [5; 16], secret, [3; 16]).unwrap();
             assert!(slot.is_possible());
             assert_eq!(unwrap(&slot, secret).unwrap().unwrap(), raw);
             assert!(!slot.wrapped.windows(8).any(|bytes| bytes == [7; 8]), "in the open");
-            assert_ne!(wrap(&raw, secret, [4; 16]).unwrap().wrapped, slot.wrapped);
+            assert_ne!(wrap(&raw, [5; 16], secret, [4; 16]).unwrap().wrapped, slot.wrapped);
             let mut changed = slot;
             changed.wrapped[9] ^= 1;
             assert!(unwrap(&changed, secret).unwrap().is_none());
         }
-        let slot = wrap(&raw, &one, [3; 16]).unwrap();
+        let slot = wrap(&raw, [5; 16], &one, [3; 16]).unwrap();
         assert!(unwrap(&slot, &other).unwrap().is_none());
         let error = unwrap(&slot, &word).unwrap_err();
         assert!(error.to_string().contains("a key file unlocks it"), "{error}");
@@ -481,15 +496,18 @@ mod tests {
 
     #[test]
     fn a_hostile_slot_takes_neither_memory_nor_time() {
-        let slot = wrap(&Zeroizing::new([7; 64]), &Secret::KeyFile([1; 32].into()), [3; 16]);
+        let slot =
+            wrap(&Zeroizing::new([7; 64]), [5; 16], &Secret::KeyFile([1; 32].into()), [3; 16]);
         let slot = slot.unwrap();
-        let changes: [fn(&mut KeySlot); 6] = [
+        let changes: [fn(&mut KeySlot); 8] = [
             |slot| slot.method = 2,
             |slot| slot.secret = 3,
             |slot| slot.memory_kib = ((256 << 10) + 1).into(),
             |slot| slot.passes = 9.into(),
             |slot| slot.lanes = 17.into(),
             |slot| slot.method = METHOD_LOST,
+            |slot| slot.family = [0; 16],
+            |slot| slot.family = FAMILY_UNKNOWN,
         ];
         for (index, change) in changes.iter().enumerate() {
             let mut changed = slot;

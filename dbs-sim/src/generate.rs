@@ -91,9 +91,12 @@ impl Generator {
 
     /// The next step of a history that has come to `model`.
     pub fn step(&mut self, model: &Model) -> Step {
-        let op = match model.job && self.rng.u8(0..6) == 0 {
-            true => self.go_on(),
-            false => self.planned(model).unwrap_or_else(|| self.op(model)),
+        let op = if model.job && self.rng.u8(0..6) == 0 {
+            self.go_on()
+        } else if model.volumes.values().any(|v| v.secret.is_some()) && self.rng.u8(0..32) == 0 {
+            Op::Rekey { vol: self.place(model, false).0 }
+        } else {
+            self.planned(model).unwrap_or_else(|| self.op(model))
         };
         let fate = match &op {
             // What cannot be merged is put off, and the history goes on.

@@ -1,7 +1,8 @@
 //! The file outside the store that some volumes rest on. It has no part in any crash.
 
 use crate::content::{SECTOR, Tag, fill};
-use dbs_core::{Backing, Secret, Store};
+use dbs_core::info::VolumeInfo;
+use dbs_core::{Backing, Error, ErrorKind, Secret, Store};
 use std::io;
 use std::sync::{Arc, OnceLock};
 
@@ -26,10 +27,49 @@ pub fn is_encrypted(sectors: u16) -> bool {
     !is_below(sectors) && sectors % 3 < 2
 }
 
-/// What unlocks it.
+/// What unlocks it: one of two.
 #[must_use]
-pub fn secret() -> Secret {
-    Secret::KeyFile([7; 32].into())
+pub fn secret(second: bool) -> Secret {
+    Secret::KeyFile([7 + u8::from(second); 32].into())
+}
+
+/// Gives a volume the other one of the two.
+///
+/// # Errors
+/// Those of the store.
+pub fn rekey(store: &Store, volume: &str) -> Result<(), Error> {
+    let [first, second] = [false, true].map(secret);
+    match store.rekey(volume, &first, &second) {
+        Err(error) if error.kind() == ErrorKind::Invalid => store.rekey(volume, &second, &first),
+        done => done,
+    }
+}
+
+/// Unlocks a volume, if it is encrypted, and says whether the second secret does that.
+///
+/// # Panics
+/// If none does.
+#[must_use]
+pub fn unlock(store: &Store, volume: &VolumeInfo) -> Option<bool> {
+    volume.encryption.as_ref()?;
+    let unlocks = |second: &bool| store.unlock(&volume.name, &secret(*second)).is_ok();
+    Some([false, true].into_iter().find(unlocks).expect("its secret is one of the two"))
+}
+
+/// Locks all volumes that nobody has open.
+pub fn lock_all(store: &Store) {
+    // Those that are not encrypted say so.
+    store.volumes(false).iter().for_each(|volume| drop(store.lock(&volume.name)));
+}
+
+/// Unlocks all volumes.
+///
+/// # Panics
+/// As [`unlock`].
+pub fn unlock_all(store: &Store) {
+    for volume in store.volumes(false) {
+        let _second = unlock(store, &volume);
+    }
 }
 
 struct Image(Vec<u8>);
@@ -70,11 +110,7 @@ pub fn file() -> &'static Arc<dyn Backing> {
 /// If a volume cannot be unlocked.
 #[must_use]
 pub fn given(store: Store) -> Store {
-    for volume in store.volumes(false) {
-        if volume.encryption.is_some() {
-            store.unlock(&volume.name, &secret()).expect("its secret is this one");
-        }
-    }
+    unlock_all(&store);
     // There is one for all stores, and it stays.
     let _ = store.attach_backing(Arc::clone(file()));
     store

@@ -96,7 +96,6 @@ pub struct Machine {
     /// Crash images of each moment that is captured.
     pub images_each: usize,
     forgets: bool,
-    encrypts: bool,
     env: Arc<SimEnv>,
     tail: Option<TailPlace>,
     stale_tail: Option<Vec<u8>>,
@@ -136,11 +135,10 @@ impl Machine {
         }
         let mut machine = Self {
             disk,
-            model: Model::on(config.tears),
+            model: Model::on(config.tears, config.encrypts),
             stats: Stats::default(),
             images_each: config.images_each,
             forgets: config.forgets,
-            encrypts: config.encrypts,
             env,
             tail: config.tail.then(TailPlace::default),
             stale_tail: None,
@@ -666,21 +664,35 @@ impl Machine {
 
     fn perform(&mut self, op: &Op) -> Result<(), Error> {
         let store = self.store().clone();
+        let locks = self.model.encrypts && op.needs_no_key() && self.number.is_multiple_of(2);
+        if locks {
+            image::lock_all(&store);
+        }
+        let done = self.perform_in(&store, op);
+        if locks {
+            image::unlock_all(&store);
+        }
+        done
+    }
+
+    fn perform_in(&mut self, store: &Store, op: &Op) -> Result<(), Error> {
         match *op {
-            Op::Hold { vol } => self.toggle_handle(&store, vol),
-            Op::Begin { long } => self.begin_job(&store, long),
+            Op::Hold { vol } => self.toggle_handle(store, vol),
+            Op::Begin { long } => self.begin_job(store, long),
             Op::GoOn { steps } => match self.job.take() {
                 Some(job) => self.keep_job(job.go_on(steps)),
                 None => Ok(()),
             },
             Op::Stop => self.stop_job(),
-            Op::CreateVolume { vol, sectors } if self.encrypts && image::is_encrypted(sectors) => {
+            Op::CreateVolume { vol, sectors }
+                if self.model.encrypts && image::is_encrypted(sectors) =>
+            {
                 let (name, size) = (volume_name(vol), crate::perform::bytes(sectors));
-                store.create_encrypted(&name, size, &image::secret()).map(drop)
+                store.create_encrypted(&name, size, &image::secret(false)).map(drop)
             }
             _ => {
                 let tag = self.model.tag(op, self.number);
-                perform_beside(&store, op, tag, self.job.as_ref().map(|job| job.long))
+                perform_beside(store, op, tag, self.job.as_ref().map(|job| job.long))
             }
         }
     }
@@ -759,7 +771,6 @@ impl Frozen {
             stats: Stats::default(),
             images_each: IMAGES_EACH,
             forgets: true,
-            encrypts: false,
             env: Arc::new(SimEnv::new(self.seed)),
             tail,
             stale_tail: None,
@@ -807,7 +818,6 @@ pub fn verify_image(
         stats: Stats::default(),
         images_each: IMAGES_EACH,
         forgets: false,
-        encrypts: false,
         env,
         tail: None,
         stale_tail: None,

@@ -23,6 +23,8 @@ pub struct Model {
     pub job: bool,
     /// The store was given a uuid whose bytes are all this one.
     pub given: Option<u8>,
+    /// Some volumes are encrypted.
+    pub encrypts: bool,
     next_id: u32,
 }
 
@@ -47,6 +49,8 @@ pub struct Volume {
     pub rebuilding: bool,
     /// It rests on a file.
     pub backed: bool,
+    /// It is encrypted, and whether the second of two secrets unlocks it.
+    pub secret: Option<bool>,
 }
 
 /// A snapshot.
@@ -74,10 +78,10 @@ pub struct Content {
 pub type Refusal = Vec<ErrorKind>;
 
 impl Model {
-    /// An empty store, on a medium that tears blocks or does not.
+    /// An empty store, on a medium that tears blocks or does not, of which some volumes are encrypted or none.
     #[must_use]
-    pub fn on(tears: bool) -> Self {
-        Self { tears, ..Self::default() }
+    pub fn on(tears: bool, encrypts: bool) -> Self {
+        Self { tears, encrypts, ..Self::default() }
     }
 
     /// Does `op`, tagging what it writes with `number`. Content it writes is not yet durable;
@@ -98,7 +102,9 @@ impl Model {
             Op::CreateVolume { vol, sectors } => {
                 self.vacant(vol)?;
                 let backed = image::is_below(sectors);
+                let secret = (self.encrypts && image::is_encrypted(sectors)).then_some(false);
                 self.insert(vol, Content::fresh(u64::from(sectors), backed), backed, true);
+                self.volume_mut(vol)?.secret = secret;
                 Ok(())
             }
             Op::RenameVolume { vol, new } => self.rename_volume(vol, new),
@@ -114,6 +120,13 @@ impl Model {
                 self.volumes.remove(&volume_name(vol));
                 Ok(())
             }
+            Op::Rekey { vol } => match &mut self.volume_mut(vol)?.secret {
+                Some(second) => {
+                    *second = !*second;
+                    Ok(())
+                }
+                None => Err(vec![ErrorKind::Invalid]),
+            },
             Op::Clone { vol, snap, new } => {
                 let content = self.base(vol, snap);
                 let busy = self.volume_mut(vol).is_ok_and(|volume| volume.rebuilding);
@@ -124,7 +137,9 @@ impl Model {
                 };
                 match (content, self.vacant(new)) {
                     (Ok(content), Ok(())) => {
+                        let secret = self.volume_mut(vol)?.secret;
                         self.insert(new, content, backed, false);
+                        self.volume_mut(new)?.secret = secret;
                         Ok(())
                     }
                     (content, vacant) => {
@@ -328,8 +343,9 @@ impl Model {
     fn insert(&mut self, vol: u8, head: Content, backed: bool, fresh: bool) {
         self.next_id += 1;
         let (id, snapshots) = (self.next_id, BTreeMap::new());
-        let (held, busy, rebuilding, tree) = (false, false, false, None);
-        let volume = Volume { id, head, snapshots, held, busy, rebuilding, backed, fresh, tree };
+        let (held, busy, rebuilding, tree, secret) = (false, false, false, None, None);
+        let volume =
+            Volume { id, head, snapshots, held, busy, rebuilding, backed, secret, fresh, tree };
         self.volumes.insert(volume_name(vol), volume);
     }
 

@@ -29,6 +29,10 @@ pub enum Op {
     DeleteVolume {
         vol: u8,
     },
+    /// Gives an encrypted volume another secret.
+    Rekey {
+        vol: u8,
+    },
     CreateSnapshot {
         vol: u8,
         snap: u8,
@@ -256,6 +260,7 @@ impl Op {
                 | Self::RenameVolume { .. }
                 | Self::ResizeVolume { .. }
                 | Self::DeleteVolume { .. }
+                | Self::Rekey { .. }
                 | Self::CreateSnapshot { .. }
                 | Self::RenameSnapshot { .. }
                 | Self::DeleteSnapshot { .. }
@@ -269,6 +274,18 @@ impl Op {
                 | Self::Clone { .. }
                 | Self::NewUuid { .. }
         )
+    }
+
+    /// Whether it does the same while all volumes are locked.
+    #[must_use]
+    pub fn needs_no_key(&self) -> bool {
+        match self {
+            Self::ResizeVolume { .. } | Self::Rollback { keep_size: true, .. } => false,
+            Self::Flatten { .. } | Self::Work { .. } | Self::Vacuum { .. } | Self::Grow { .. } => {
+                true
+            }
+            op => op.is_command(),
+        }
     }
 
     /// The volume it is about, if its layers or marks may change.

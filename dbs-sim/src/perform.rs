@@ -36,6 +36,7 @@ pub fn perform_beside(store: &Store, op: &Op, tag: Tag, job: Option<Long>) -> Re
         Op::RenameVolume { vol, new } => store.rename_volume(&volume_name(vol), &volume_name(new)),
         Op::ResizeVolume { vol, sectors } => store.resize_volume(&volume_name(vol), bytes(sectors)),
         Op::DeleteVolume { vol } => store.delete_volume(&volume_name(vol)),
+        Op::Rekey { vol } => image::rekey(store, &volume_name(vol)),
         Op::Clone { vol, snap, new } => {
             store.clone_volume(&volume_name(vol), &snapshot_name(snap), &volume_name(new)).map(drop)
         }

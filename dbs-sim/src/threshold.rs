@@ -127,7 +127,7 @@ pub fn cases() -> Vec<Case> {
         plain(Op::Rollback { vol: 0, snap: 2, keep_size: false }),
         plain(Op::Rollback { vol: 0, snap: 0, keep_size: false }),
         plain(Op::Rollback { vol: 0, snap: 1, keep_size: true }),
-        after(&cut_off(), Op::Rollback { vol: 0, snap: 3, keep_size: true }),
+        after(&cut_off(0), Op::Rollback { vol: 0, snap: 3, keep_size: true }),
         plain(Op::Retire { vol: 0, snap: 1, on: true }),
         plain(Op::Rebuilding { vol: 1, on: true }),
         plain(Op::Protect { vol: 0, snap: 1, on: true }),
@@ -162,6 +162,37 @@ pub fn cases() -> Vec<Case> {
         after(&[deleted], Op::Write { vol: 0, at: 0, len: 128, fua: true }),
     ]);
     all
+}
+
+/// Commands on encrypted volumes, the first of a store among them.
+#[must_use]
+pub fn encrypted() -> Vec<Case> {
+    let created = Op::CreateVolume { vol: 3, sectors: 385 };
+    let write = |vol, at, len| Op::Write { vol, at, len, fua: false };
+    let filled = [
+        created.clone(),
+        write(3, 0, 385),
+        Op::CreateSnapshot { vol: 3, snap: 0, labels: 0 },
+        write(3, 7, 90),
+        Op::CreateSnapshot { vol: 3, snap: 1, labels: 0 },
+        write(3, 60, 20),
+        Op::Clone { vol: 3, snap: 0, new: 4 },
+    ];
+    let after = |more: &[Op], command| Case { prepare: [&filled[..], more].concat(), command };
+    let delete = Op::DeleteVolume { vol: 3 };
+    vec![
+        Case { prepare: Vec::new(), command: created },
+        after(&[], Op::Rekey { vol: 3 }),
+        after(&[Op::Rekey { vol: 3 }, Op::Flush], Op::Rekey { vol: 4 }),
+        after(&[Op::Rekey { vol: 3 }], Op::Clone { vol: 3, snap: 1, new: 5 }),
+        after(&[], write(3, 5, 150)),
+        after(&[], Op::ResizeVolume { vol: 3, sectors: 131 }),
+        after(&cut_off(3), Op::Rollback { vol: 3, snap: 3, keep_size: true }),
+        after(&[], delete.clone()),
+        after(&[delete], Op::Work { steps: 100 }),
+        after(&[], Op::Flatten { vol: 4, limit: 0 }),
+        after(&[Op::DeleteVolume { vol: 0 }], Op::Vacuum { limit: u8::MAX }),
+    ]
 }
 
 /// A volume being rebuilt: three layers that are not linked yet, data, zeros and holes in each, and
@@ -259,11 +290,11 @@ fn rebuilding() -> Vec<Case> {
 }
 
 /// Leaves a snapshot that ends within a block, over older content behind its end.
-fn cut_off() -> [Op; 3] {
+fn cut_off(vol: u8) -> [Op; 3] {
     [
-        Op::ResizeVolume { vol: 0, sectors: 131 },
-        Op::CreateSnapshot { vol: 0, snap: 3, labels: 0 },
-        Op::ResizeVolume { vol: 0, sectors: 401 },
+        Op::ResizeVolume { vol, sectors: 131 },
+        Op::CreateSnapshot { vol, snap: 3, labels: 0 },
+        Op::ResizeVolume { vol, sectors: 401 },
     ]
 }
 

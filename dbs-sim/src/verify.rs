@@ -1,6 +1,7 @@
 //! Compares a store with the models of what it may hold.
 
 use crate::content::{SECTOR, SECTORS, Tag, Tags, identify};
+use crate::image;
 use crate::layers;
 use crate::model::{Content, Model};
 use dbs_core::Store;
@@ -10,8 +11,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Names, sizes, flags and labels: what has to match as a whole.
-type Shape = BTreeMap<String, (u64, bool, BTreeMap<String, SnapshotShape>)>;
+/// Names, sizes, flags, secrets and labels: what has to match as a whole.
+type Shape = BTreeMap<String, (u64, bool, Option<bool>, BTreeMap<String, SnapshotShape>)>;
 
 /// Size, protected, retired, labels.
 type SnapshotShape = (u64, bool, bool, Labels);
@@ -239,7 +240,7 @@ fn model_shape(model: &Model) -> Shape {
         .volumes
         .iter()
         .map(|(name, v)| {
-            (name.clone(), (v.head.sectors * SECTOR as u64, v.rebuilding, snapshots(v)))
+            (name.clone(), (v.head.sectors * SECTOR as u64, v.rebuilding, v.secret, snapshots(v)))
         })
         .collect()
 }
@@ -258,7 +259,8 @@ fn store_shape(store: &Store) -> Result<Shape, String> {
             .map_err(|e| format!("listing the snapshots of {}: {e}", volume.name))?;
         let snapshots =
             listed.into_iter().map(|s| (s.name, (s.size, s.protected, s.retired, s.labels)));
-        let about = (volume.size, volume.rebuilding, snapshots.collect());
+        let secret = image::unlock(store, &volume);
+        let about = (volume.size, volume.rebuilding, secret, snapshots.collect());
         if shape.insert(volume.name.clone(), about).is_some() {
             return Err(format!("volume {} is listed twice", volume.name));
         }
@@ -283,7 +285,7 @@ fn differ(found: &Shape, wanted: &Shape) -> String {
 fn read_all(store: &Store, shape: &Shape) -> Result<Contents, String> {
     let mut contents = Contents::new();
     let mut buf = Vec::new();
-    for (name, (size, _, snapshots)) in shape {
+    for (name, (size, _, _, snapshots)) in shape {
         contents.insert((name.clone(), None), read(store, name, *size, &mut buf)?);
         for (snap, (size, ..)) in snapshots {
             let tags = read(store, &format!("{name}@{snap}"), *size, &mut buf)?;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_sim::adopt::Below;
-use dbs_sim::threshold::{Kind, cases, run};
+use dbs_sim::threshold::{Case, Kind, cases, encrypted, run};
 use dbs_sim::{Config, Stats};
 
 const BOTH: &[bool] = &[true, false];
@@ -15,12 +15,17 @@ fn all(kind: Kind, tails: &[bool], disturbed: u64) {
 
 /// As [`all`]; if memory `is_short`, bitmaps of extents leave it whenever they can.
 fn all_with(kind: Kind, tails: &[bool], is_short: bool, disturbed: u64) {
+    let config = Config { forgets: is_short, ..Config::small(7) };
+    all_of(&cases(), kind, tails, &config, disturbed);
+}
+
+fn all_of(cases: &[Case], kind: Kind, tails: &[bool], config: &Config, disturbed: u64) {
     let mut stats = Stats::default();
     let mut failures = Vec::new();
-    for case in cases() {
+    for case in cases {
         for &tail in tails {
-            let config = Config { garbage: tail, tail, forgets: is_short, ..Config::small(7) };
-            match run(&case, kind, &config) {
+            let config = Config { garbage: tail, tail, ..config.clone() };
+            match run(case, kind, &config) {
                 Ok(done) => stats += done,
                 Err(message) => failures.push(format!("tail {tail}: {message}")),
             }
@@ -72,6 +77,15 @@ fn no_space_at_each_operation() {
 fn disturbed_without_memory_for_bitmaps() {
     for kind in Kind::ALL {
         all_with(kind, BOTH, true, 15);
+    }
+}
+
+/// The secret of a volume is the old one then, or the new one; and what is on the disk is one or the other, too.
+#[test]
+fn encrypted_volumes_disturbed_at_each_operation() {
+    let config = Config { encrypts: true, ..Config::small(7) };
+    for kind in [Kind::Kill, Kind::PowerLoss] {
+        all_of(&encrypted(), kind, &[true], &config, 100);
     }
 }
 

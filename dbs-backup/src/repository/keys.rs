@@ -53,7 +53,7 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
 pub(super) struct Keys {
     key: Key,
     repository: Id,
-    is_encrypted: bool,
+    pub is_encrypted: bool,
     chunk: Key,
     list: Key,
     name: Key,

@@ -172,6 +172,11 @@ impl Repository {
         format::LISTS_MAX * format::LIST as u64 * self.chunk_size
     }
 
+    /// Whether what is in it is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.keys.is_encrypted
+    }
+
     /// The id of a chunk.
     pub fn name_of(&self, chunk: &[u8]) -> BlockName {
         self.keys.chunk(chunk)

@@ -49,7 +49,7 @@ fn layouts() -> Vec<Layout> {
         layout!(BlockHeader: kind crc address lsn store extra),
         layout!(VolumeSlot: uuid size created_ns revision head flags name_bytes reserved0 name
             limit_iops limit_burst_seconds limit_bandwidth key reserved1),
-        layout!(KeySlot: method secret lanes memory_kib passes salt wrapped),
+        layout!(KeySlot: method secret lanes memory_kib passes salt wrapped family),
         layout!(SnapshotSlot: uuid size created_ns revision volume parent flags name_bytes used
             reserved0 name family reserved1),
         layout!(EntryHeader: snapshot logical run state),

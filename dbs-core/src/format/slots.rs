@@ -47,6 +47,8 @@ pub struct KeySlot {
     pub salt: [u8; 16],
     /// The data key, wrapped.
     pub wrapped: [u8; 72],
+    /// Which key it is: that of the snapshots and heads with the same.
+    pub family: [u8; 16],
 }
 
 /// A volume. All zeros is a free slot.
@@ -80,7 +82,7 @@ pub struct VolumeSlot {
     /// Key of what its layers hold, if they are encrypted.
     pub key: KeySlot,
     /// Zero.
-    pub reserved1: [u8; 68],
+    pub reserved1: [u8; 52],
 }
 
 /// A snapshot or head. All zeros is a free slot.
@@ -117,7 +119,7 @@ pub struct SnapshotSlot {
 
 const _: () = assert!(size_of::<VolumeSlot>() == SLOT_BYTES);
 const _: () = assert!(size_of::<SnapshotSlot>() == SLOT_BYTES);
-const _: () = assert!(size_of::<KeySlot>() == 100);
+const _: () = assert!(size_of::<KeySlot>() == 116);
 const _: () = assert!(std::mem::offset_of!(VolumeSlot, name) == 64);
 const _: () = assert!(std::mem::offset_of!(SnapshotSlot, name) == 64);
 const _: () = assert!(NAME_MAX_BYTES < 256);

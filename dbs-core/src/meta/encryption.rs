@@ -15,8 +15,6 @@ pub struct NewKey {
     pub slot: KeySlot,
     /// The key, unless it begins locked.
     pub key: Option<Arc<DataKey>>,
-    /// Which family of volumes it is the key of.
-    pub family: [u8; 16],
 }
 
 impl Meta {
@@ -86,7 +84,7 @@ impl Meta {
     pub fn encrypt(&mut self, id: VolumeId, new: &NewKey) {
         let head = self.volume(id).head;
         assert!(self.snapshot(head).parent.is_none() && self.snapshot(head).layer.is_empty());
-        self.snapshot_mut(head).family = new.family;
+        self.snapshot_mut(head).family = new.slot.family;
         let volume = self.volume_mut(id);
         volume.key_slot = new.slot;
         volume.key.clone_from(&new.key);

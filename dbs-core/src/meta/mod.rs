@@ -527,7 +527,7 @@ impl Meta {
             limit_burst_seconds: limits.burst_seconds.into(),
             limit_bandwidth: limits.bandwidth.into(),
             key: volume.key_slot,
-            reserved1: [0; 68],
+            reserved1: [0; 52],
         }
     }
 

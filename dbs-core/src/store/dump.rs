@@ -122,6 +122,26 @@ pub(super) struct DumpVolume {
 /// The wrapped key of an encrypted volume: only the secret of a user opens it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DumpKey {
+    #[serde(flatten)]
+    parts: KeyParts,
+    family: String,
+}
+
+impl DumpKey {
+    fn of(slot: &KeySlot) -> Option<Self> {
+        KeyParts::of(slot).map(|parts| Self { parts, family: hex(&slot.family) })
+    }
+
+    /// # Errors
+    /// `Invalid` if it is none.
+    pub fn slot(&self) -> Result<KeySlot> {
+        self.parts.slot(unhex(&self.family).ok_or_else(no_key)?)
+    }
+}
+
+/// A key slot, but for which key it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeyParts {
     method: u8,
     secret: u8,
     lanes: u16,
@@ -131,7 +151,7 @@ pub(super) struct DumpKey {
     wrapped: String,
 }
 
-impl DumpKey {
+impl KeyParts {
     pub fn of(slot: &KeySlot) -> Option<Self> {
         slot.is_some().then(|| Self {
             method: slot.method,
@@ -146,16 +166,16 @@ impl DumpKey {
 
     /// # Errors
     /// `Invalid` if it is none.
-    pub fn slot(&self) -> Result<KeySlot> {
-        let wrong = || Error::invalid("there is a key that is none");
+    pub fn slot(&self, family: [u8; 16]) -> Result<KeySlot> {
         Ok(KeySlot {
             method: self.method,
             secret: self.secret,
             lanes: self.lanes.into(),
             memory_kib: self.memory_kib.into(),
             passes: self.passes.into(),
-            salt: unhex(&self.salt).ok_or_else(wrong)?,
-            wrapped: unhex(&self.wrapped).ok_or_else(wrong)?,
+            salt: unhex(&self.salt).ok_or_else(no_key)?,
+            wrapped: unhex(&self.wrapped).ok_or_else(no_key)?,
+            family,
         })
     }
 }
@@ -303,6 +323,11 @@ fn snapshots(meta: &Meta) -> Vec<DumpSnapshot> {
         labels: labels::decode(&snapshot.labels).unwrap_or_default(),
     });
     snapshots.collect()
+}
+
+#[cold]
+fn no_key() -> Error {
+    Error::invalid("there is a key that is none")
 }
 
 /// Bytes as digits.

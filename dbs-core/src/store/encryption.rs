@@ -2,15 +2,16 @@
 //!
 //! What a secret costs to try is paid with nothing locked.
 
-use super::dump::DumpKey;
+use super::dump::KeyParts;
 use super::facts::volume_info;
 use super::identity::{parse_uuid, uuid_text};
-use super::{Store, still_named};
+use super::{Inner, Store, still_named};
 use crate::crypt::{self, DataKey, RawKey, Secret};
 use crate::error::{Error, Result};
 use crate::format::slots::KeySlot;
 use crate::format::superblock::INCOMPAT_ENCRYPTED;
 use crate::info::VolumeInfo;
+use crate::meta::Meta;
 use crate::meta::encryption::NewKey;
 use crate::units::{SnapshotId, VolumeId};
 use serde::{Deserialize, Serialize};
@@ -28,7 +29,7 @@ pub struct WrappedKey {
     /// Which key it is, in the text form of a uuid: as in [`EncryptionInfo`](crate::info::EncryptionInfo).
     pub family: String,
     #[serde(flatten)]
-    slot: DumpKey,
+    slot: KeyParts,
 }
 
 impl WrappedKey {
@@ -40,15 +41,16 @@ impl WrappedKey {
         self.parts().map(drop)
     }
 
-    fn parts(&self) -> Result<(KeySlot, [u8; 16])> {
-        let (slot, family) = (self.slot.slot()?, parse_uuid(&self.family)?);
+    fn parts(&self) -> Result<KeySlot> {
+        let family = parse_uuid(&self.family)?;
+        let slot = self.slot.slot(family)?;
         // All zeros is none, and all ones one that nobody has.
         let is_one = slot.is_some() && !slot.is_lost() && slot.is_possible();
         if !is_one || family == [0; 16] || family == [0xff; 16] || uuid_text(&family) != self.family
         {
             return Err(Error::invalid("there is a key that is none"));
         }
-        Ok((slot, family))
+        Ok(slot)
     }
 }
 
@@ -107,8 +109,8 @@ impl Store {
         size: u64,
         key: &WrappedKey,
     ) -> Result<VolumeInfo> {
-        let (slot, family) = key.parts()?;
-        self.create_with_key(name, size, true, || Ok(NewKey { slot, key: None, family }))
+        let slot = key.parts()?;
+        self.create_with_key(name, size, true, || Ok(NewKey { slot, key: None }))
     }
 
     /// The key of an encrypted volume, wrapped, for a copy of the volume elsewhere.
@@ -118,7 +120,7 @@ impl Store {
     pub fn wrapped_key(&self, volume: &str) -> Result<WrappedKey> {
         let meta = self.inner.meta();
         let id = meta.find_volume(volume)?;
-        let slot = DumpKey::of(&meta.key_slot(id)?);
+        let slot = KeyParts::of(&meta.key_slot(id)?);
         let family = uuid_text(&meta.snapshot(meta.volume(id).head).family);
         let none = || Error::corrupt(format!("volume `{volume}` has no key"));
         Ok(WrappedKey { family, slot: slot.ok_or_else(none)? })
@@ -127,10 +129,10 @@ impl Store {
     fn new_key(&self, secret: &Secret) -> Result<NewKey> {
         let mut raw: RawKey = Zeroizing::new([0; 64]);
         self.inner.env.secret(&mut raw[..])?;
+        let family = super::identity::as_uuid(self.inner.env.random());
         Ok(NewKey {
-            slot: crypt::wrap(&raw, secret, self.salt()?)?,
+            slot: crypt::wrap(&raw, family, secret, self.salt()?)?,
             key: Some(Arc::new(DataKey::new(&raw))),
-            family: super::identity::as_uuid(self.inner.env.random()),
         })
     }
 
@@ -141,9 +143,10 @@ impl Store {
         rebuilding: bool,
         key: impl FnOnce() -> Result<NewKey>,
     ) -> Result<VolumeInfo> {
+        self.inner.check_writable()?;
+        self.make_slots(1)?;
         // What is refused leaves the store to those who do not know encryption.
         self.inner.meta().check_new_volume(name, size)?;
-        self.make_slots(1)?;
         let new = key()?;
         self.inner.announce(INCOMPAT_ENCRYPTED)?;
         let births = self.inner.births(None);
@@ -163,15 +166,84 @@ impl Store {
     /// # Errors
     /// `NotFound`; `Invalid` if it is not encrypted, or the secret is another one; `Corrupt` if its key is lost.
     pub fn unlock(&self, volume: &str, secret: &Secret) -> Result<()> {
-        let unwrapped = self.unwrap(volume, secret)?;
-        self.take_key(volume, &unwrapped, true)
+        let unwrapped = self.inner.unwrap(volume, secret)?;
+        self.inner.take_key(volume, &unwrapped, true)
+    }
+
+    /// Forgets the key of an encrypted volume: nobody reads or writes it until it is unlocked, also if the store was opened
+    /// with its secret. Nothing if that is so.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` if it is not encrypted; `Busy` if it or a snapshot of it is open.
+    pub fn lock(&self, volume: &str) -> Result<()> {
+        let mut meta = self.inner.meta();
+        let id = meta.find_volume(volume)?;
+        meta.key_slot(id)?;
+        meta.check_lockable(id)?;
+        meta.set_key(id, None);
+        // Who is about to unlock it with what the store was opened with looks there before it does.
+        self.inner.not_with_given().locked.insert(meta.volume(id).uuid);
+        Ok(())
+    }
+
+    /// Gives an encrypted volume another secret. No data is written: its key stays, and so do the secrets of its
+    /// clones. Durable on return; after a crash the old secret unlocks it, or the new one.
+    ///
+    /// # Errors
+    /// As [`Store::unlock`]; `ReadOnly`.
+    pub fn rekey(&self, volume: &str, old: &Secret, new: &Secret) -> Result<()> {
+        self.inner.check_writable()?;
+        let (id, slot, raw) = self.inner.unwrap(volume, old)?;
+        let wrapped = crypt::wrap(&raw, slot.family, new, self.salt()?)?;
+        self.inner.command(|meta| {
+            still_named(meta, volume, id)?;
+            if meta.key_slot(id)? != slot {
+                return Err(changed(volume).into());
+            }
+            meta.rewrap(id, wrapped);
+            Ok(())
+        })
+    }
+
+    fn salt(&self) -> Result<[u8; 16]> {
+        let mut salt = [0; 16];
+        self.inner.env.secret(&mut salt)?;
+        Ok(salt)
+    }
+}
+
+impl Inner {
+    /// Unlocks a volume whose content somebody is about to use with the secret that the store was opened with, if that
+    /// is the volume's.
+    pub(crate) fn unlock_with_given(&self, find: impl Fn(&Meta) -> Option<VolumeId>) {
+        let Some(secret) = self.secret.get() else { return };
+        let (name, slot, uuid) = {
+            let meta = self.meta();
+            let found = find(&meta).map(|id| (id, meta.volume(id)));
+            let locked = found.filter(|(_, volume)| volume.key.is_none());
+            match locked.map(|(id, volume)| (&volume.name, meta.key_slot(id), volume.uuid)) {
+                Some((name, Ok(slot), uuid)) => (name.clone(), slot, uuid),
+                _ => return,
+            }
+        };
+        let not = self.not_with_given();
+        let skip = not.locked.contains(&uuid) || not.others.contains(&(uuid, slot.salt));
+        drop(not);
+        if skip || !slot.is_for(secret) {
+            return;
+        }
+        match self.unwrap(&name, secret) {
+            // Who else has changed it meanwhile is to be believed.
+            Ok(key) => drop(self.take_key(&name, &key, false)),
+            Err(_) => drop(self.not_with_given().others.insert((uuid, slot.salt))),
+        }
     }
 
     /// Has a key in memory from now on; unless the volume was locked meanwhile, if nobody has asked to unlock it.
     fn take_key(&self, volume: &str, unwrapped: &Unwrapped, asked: bool) -> Result<()> {
         let (id, slot, raw) = unwrapped;
         let key = Arc::new(DataKey::new(raw));
-        let mut meta = self.inner.meta();
+        let mut meta = self.meta();
         // Meanwhile it may have been deleted, and the name be another's.
         still_named(&meta, volume, *id)?;
         if meta.key_slot(*id)? != *slot {
@@ -189,83 +261,15 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets the key of an encrypted volume: nobody reads or writes it until it is unlocked, also if the store was opened
-    /// with its secret. Nothing if that is so.
-    ///
-    /// # Errors
-    /// `NotFound`; `Invalid` if it is not encrypted; `Busy` if it or a snapshot of it is open.
-    pub fn lock(&self, volume: &str) -> Result<()> {
-        let mut meta = self.inner.meta();
-        let id = meta.find_volume(volume)?;
-        meta.key_slot(id)?;
-        meta.check_lockable(id)?;
-        meta.set_key(id, None);
-        // Who is about to unlock it with what the store was opened with looks there before it does.
-        self.not_with_given().locked.insert(meta.volume(id).uuid);
-        Ok(())
-    }
-
-    /// Gives an encrypted volume another secret. No data is written: its key stays, and so do the secrets of its
-    /// clones. Durable on return; after a crash the old secret unlocks it, or the new one.
-    ///
-    /// # Errors
-    /// As [`Store::unlock`]; `ReadOnly`.
-    pub fn rekey(&self, volume: &str, old: &Secret, new: &Secret) -> Result<()> {
-        self.inner.check_writable()?;
-        let (id, slot, raw) = self.unwrap(volume, old)?;
-        let wrapped = crypt::wrap(&raw, new, self.salt()?)?;
-        self.inner.command(|meta| {
-            still_named(meta, volume, id)?;
-            if meta.key_slot(id)? != slot {
-                return Err(changed(volume).into());
-            }
-            meta.rewrap(id, wrapped);
-            Ok(())
-        })
-    }
-
-    /// Unlocks a volume that somebody is about to open with the secret that the store was opened with, if that is the
-    /// volume's.
-    pub(crate) fn unlock_with_given(&self, spec: &str) {
-        let Some(secret) = self.inner.secret.get() else { return };
-        let name = spec.split_once('@').map_or(spec, |(name, _)| name);
-        let (slot, uuid) = {
-            let meta = self.inner.meta();
-            let locked = meta.find_volume(name).ok().filter(|id| meta.volume(*id).key.is_none());
-            match locked.map(|id| (meta.key_slot(id), meta.volume(id).uuid)) {
-                Some((Ok(slot), uuid)) => (slot, uuid),
-                _ => return,
-            }
-        };
-        let not = self.not_with_given();
-        let skip = not.locked.contains(&uuid) || not.others.contains(&(uuid, slot.salt));
-        drop(not);
-        if skip || !slot.is_for(secret) {
-            return;
-        }
-        let unlocked = self.unwrap(name, secret).and_then(|key| self.take_key(name, &key, false));
-        if unlocked.is_err() {
-            self.not_with_given().others.insert((uuid, slot.salt));
-        }
-    }
-
-    /// As [`Store::unlock_with_given`], for all volumes.
-    pub(crate) fn unlock_all_with_given(&self) {
-        if self.inner.secret.get().is_some() {
-            let names: Vec<_> = self.inner.meta().volumes().map(|(_, v)| v.name.clone()).collect();
-            names.iter().for_each(|name| self.unlock_with_given(name));
-        }
-    }
-
     /// Locked after the metadata, by who has both.
     fn not_with_given(&self) -> MutexGuard<'_, NotGiven> {
-        self.inner.not_secret.lock().unwrap_or_else(PoisonError::into_inner)
+        self.not_secret.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The key of a volume.
     fn unwrap(&self, volume: &str, secret: &Secret) -> Result<Unwrapped> {
         let (id, slot) = {
-            let meta = self.inner.meta();
+            let meta = self.meta();
             let id = meta.find_volume(volume)?;
             (id, meta.key_slot(id)?)
         };
@@ -278,12 +282,6 @@ impl Store {
             ))
         };
         Ok((id, slot, raw.ok_or_else(wrong)?))
-    }
-
-    fn salt(&self) -> Result<[u8; 16]> {
-        let mut salt = [0; 16];
-        self.inner.env.secret(&mut salt)?;
-        Ok(salt)
     }
 }
 
@@ -308,9 +306,9 @@ mod tests {
         let store = Store::open(&path, &options).unwrap();
         store.create_encrypted("v", 1 << 20, &secret).unwrap();
         // Somebody opens it, and has its key, but not yet where it is kept.
-        let key = store.unwrap("v", &secret).unwrap();
+        let key = store.inner.unwrap("v", &secret).unwrap();
         store.lock("v").unwrap();
-        store.take_key("v", &key, false).unwrap();
+        store.inner.take_key("v", &key, false).unwrap();
         let read = || store.volume("v").unwrap().read_at(0, &mut [0; 512]);
         assert_eq!(read().unwrap_err().kind(), ErrorKind::Locked);
         // The same secret, wrapped anew, is no reason either.

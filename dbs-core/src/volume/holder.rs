@@ -71,7 +71,7 @@ impl Store {
     /// # Errors
     /// `NotFound`; `Invalid` if it is not rebuilding; `Busy` if somebody has it open.
     pub fn open_to_fill(&self, name: &str, holder: Option<Holder>) -> Result<Volume> {
-        self.unlock_with_given(name);
+        self.inner.unlock_with_given(|meta| meta.find_volume(name).ok());
         self.open_filling(name, holder, false)
     }
 
@@ -123,7 +123,8 @@ impl Store {
 
     fn open_volume(&self, spec: &str, holder: Option<Holder>, as_stored: bool) -> Result<Volume> {
         if !as_stored {
-            self.unlock_with_given(spec);
+            let name = spec.split_once('@').map_or(spec, |(name, _)| name);
+            self.inner.unlock_with_given(|meta| meta.find_volume(name).ok());
         }
         let since_ns = holder.as_ref().map_or(0, |_| self.inner.now_ns());
         let mut meta = self.inner.meta();

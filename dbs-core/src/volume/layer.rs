@@ -27,7 +27,7 @@ impl Store {
     /// # Errors
     /// `NotFound`.
     pub fn layer(&self, volume: &str, snapshot: Option<&str>) -> Result<Layer> {
-        self.unlock_with_given(volume);
+        self.inner.unlock_with_given(|meta| meta.find_volume(volume).ok());
         let mut meta = self.inner.meta();
         let (volume_id, id) = match snapshot {
             None => (meta.find_volume(volume)?, None),

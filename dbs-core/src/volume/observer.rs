@@ -2,7 +2,7 @@
 //! way of those who work with it.
 
 use super::{blocks_of, outside, unaligned};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::slots::SNAPSHOT_RETIRED;
 use crate::info::{MapRange, SnapshotInfo, VolumeInfo};
 use crate::meta::usage::Ranges;
@@ -82,7 +82,6 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Invalid`.
     pub fn observe(&self, spec: &str) -> Result<Observer> {
-        self.unlock_with_given(spec);
         let meta = self.inner.meta();
         match names::split(spec)? {
             (name, None) => Ok(self.observe_head(&meta, meta.find_volume(name)?)),
@@ -96,7 +95,6 @@ impl Store {
     /// Looks at all volumes, in the order of their names.
     #[must_use]
     pub fn observe_volumes(&self) -> Vec<(String, Observer)> {
-        self.unlock_all_with_given();
         let meta = self.inner.meta();
         let all = meta.volumes();
         let mut found: Vec<_> =
@@ -227,6 +225,17 @@ impl Observer {
     /// # Errors
     /// `NotFound` if it was deleted, `Invalid` outside its size or unaligned, `Locked`, `Io`.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        match self.read(offset, buf) {
+            Err(error) if error.kind() == ErrorKind::Locked => {
+                let volume = |meta: &Meta| self.find(meta).ok().map(|id| meta.snapshot(id).volume);
+                self.watched.store.unlock_with_given(volume);
+                self.read(offset, buf)
+            }
+            done => done,
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         let store = &self.watched.store;
         store.read_in_steps(
             offset,

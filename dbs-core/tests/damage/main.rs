@@ -7,6 +7,7 @@
 mod common;
 
 mod catalogue;
+mod keys;
 mod kinds;
 mod plant;
 mod repairs;

@@ -24,7 +24,7 @@ fn sectors(write: u8, first: u64, count: u64) -> Vec<u8> {
 
 /// Whether any of what [`sectors`] makes lies open on the medium.
 fn is_open(disk: &Mem) -> bool {
-    disk.bytes().chunks_exact(16).any(|part| part.starts_with(b"plain "))
+    disk.bytes().windows(7).any(|part| part == b"plain 0")
 }
 
 fn put(volume: &Volume, write: u8, first: u64, count: u64) {
@@ -422,6 +422,10 @@ fn a_store_says_that_it_has_encrypted_volumes_from_the_first_on() {
     let full = store.create_encrypted("v", EXTENT, &secret(1)).unwrap_err();
     assert_eq!(full.kind(), ErrorKind::NoSpace);
     assert!(!says(), "what was refused changed the store");
+    let reader = open(&disk, 3, true).unwrap();
+    let refused = reader.create_encrypted("v", EXTENT, &secret(1)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnly, "not that the table is full");
+    drop(reader);
     store.delete_volume("p1").unwrap();
     finish_work(&store);
     store.create_encrypted("v", EXTENT, &secret(1)).unwrap();
@@ -459,7 +463,8 @@ fn a_dump_has_the_keys_wrapped_and_restores_them() {
     drop(store);
     // One chain has one key: else what is stored would be shown as it lies there.
     let text = crate::common::unsummed(&text);
-    let at = text.find("\"family\": ").unwrap() + 10;
+    // The last one is a snapshot's.
+    let at = text.rfind("\"family\": ").unwrap() + 10;
     for family in [format!("\"{}\"", "ab".repeat(16)), "null".to_owned()] {
         let changed = [&text[..at], &family, &text[at + 34..]].concat();
         let error = Store::plan_restore_on(&*wiped, changed.as_bytes()).unwrap_err();
@@ -537,10 +542,10 @@ fn a_store_that_was_opened_with_a_secret_unlocks_what_is_opened() {
     store.create_encrypted("other", EXTENT, &secret(2)).unwrap();
     store.close().unwrap();
     let store = Store::open(&path, &with(Some(secret(1)))).unwrap();
-    let is_locked = |name: &str| store.volume_info(name).unwrap().encryption.unwrap().locked;
-    assert!(is_locked("v"), "nobody has opened it");
+    let is_locked = |store: &Store| store.volume_info("v").unwrap().encryption.unwrap().locked;
+    assert!(is_locked(&store), "nobody has opened it");
     check_content(&store);
-    assert!(!is_locked("v"));
+    assert!(!is_locked(&store));
     assert!(store.volume("other").unwrap().read_at(0, &mut [0; 512]).is_err());
     // What was locked stays so.
     store.lock("v").unwrap();
@@ -551,9 +556,37 @@ fn a_store_that_was_opened_with_a_secret_unlocks_what_is_opened() {
     let store = Store::open(&path, &with(Some(secret(1)))).unwrap();
     let all = store.observe_volumes();
     let (_, v) = all.iter().find(|(name, _)| name == "v").unwrap();
+    v.map(0, EXTENT, 10).unwrap();
+    let two = store.observe("v@two").unwrap();
+    assert!(is_locked(&store), "nobody has read it");
     let mut found = [0; 512];
     v.read_at(10 * 512, &mut found).unwrap();
-    assert!(found[..] == sectors(6, 10, 1));
+    assert!(found[..] == sectors(6, 10, 1) && !is_locked(&store));
+    two.read_at(10 * 512, &mut found).unwrap();
+    assert!(found[..] == sectors(4, 10, 1));
+    let other = store.observe("other").unwrap();
+    assert_eq!(other.read_at(0, &mut found).unwrap_err().kind(), ErrorKind::Locked);
+}
+
+/// As `what_was_deleted_makes_room_in_the_snapshot_table`.
+#[test]
+fn what_was_deleted_makes_room_for_an_encrypted_volume() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("plain", EXTENT).unwrap();
+    let snapshot = |number: usize| {
+        put(&store.volume("plain").unwrap(), number as u8, 0, 1);
+        store.create_snapshot("plain", &number.to_string(), &SnapshotOptions::default())
+    };
+    let taken = (0..).take_while(|number| snapshot(*number).is_ok()).count();
+    assert!(store.create_encrypted("v", EXTENT, &secret(1)).is_err());
+    store.delete_snapshot("plain", "0").unwrap();
+    store.create_encrypted("v", EXTENT, &secret(1)).unwrap();
+    put(&store.volume("v").unwrap(), 99, 0, 1);
+    shows(&store.volume("v").unwrap(), 99, 0, 1);
+    let newest = format!("plain@{}", taken - 1);
+    shows(&store.volume(&newest).unwrap(), taken as u8 - 1, 0, 1);
+    assert_eq!(store.check().unwrap().findings, []);
 }
 
 /// All volumes of a family have one key: the slot of a clone has it, too.

@@ -76,6 +76,12 @@ pub fn create(
     backups.check_name("volume", there).map_err(|error| {
         Error::invalid(format!("{error}. Give the volume another name there (--to)"))
     })?;
+    let info = host.store()?.volume_info(volume);
+    if info.is_ok_and(|info| info.encryption.is_some()) && !backups.is_encrypted() {
+        host.warn(&format!(
+            "volume {volume} is encrypted, and its backup is not: `dbs backup init --encrypt` makes a repository that encrypts"
+        ));
+    }
     match snapshot {
         Some(snapshot) => back_up(host, backups, (volume, snapshot), options, pace),
         None => take_and_back_up(host, backups, volume, options, pace),

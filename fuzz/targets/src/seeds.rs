@@ -1,9 +1,12 @@
 //! Inputs to begin with: what the targets are about, done right.
 
 use crate::sample::{End, Sample};
-use dbs_core::format::geometry::SUPERBLOCK_SECOND;
-use dbs_core::format::{Record, RegionKind};
+use dbs_core::format::geometry::{SLOTS_PER_BLOCK, SUPERBLOCK_SECOND};
+use dbs_core::format::slots::{KeySlot, SLOT_BYTES};
+use dbs_core::format::superblock::INCOMPAT_ENCRYPTED;
+use dbs_core::format::{Record, RegionKind, SnapshotSlot, VolumeSlot};
 use serde_json::{Value, json};
+use std::mem::offset_of;
 
 #[cfg(feature = "engine")]
 mod engine;
@@ -25,6 +28,7 @@ pub fn seeds() -> Vec<Seed> {
     sums(&mut seeds);
     journals(&mut seeds);
     repairs(&mut seeds);
+    keys(&mut seeds);
     restores(&mut seeds);
     let mut rng = fastrand::Rng::with_seed(3);
     for number in 0..12 {
@@ -161,6 +165,39 @@ fn repairs(seeds: &mut Vec<Seed>) {
         for target in ["image", "repair"] {
             let bytes = [&[2, 1][..], &change, &usage(9, 3)].concat();
             seeds.push((target, format!("highest-{name}"), bytes));
+        }
+    }
+}
+
+/// A volume that says it is encrypted: the whole of it, or its head alone, which builds on what is not; and one with a key that no
+/// version has written.
+fn keys(seeds: &mut Vec<Seed>) {
+    let dump: Value = serde_json::from_slice(&Sample::get(End::Closed).dump).unwrap();
+    let volumes = dump["volumes"].as_array().unwrap();
+    let (key, family) = ([1, 2, 1, 0, 8, 0, 0, 0, 1, 0, 0, 0], [9; 16]);
+    let bit = vec![5, 32, 0, 0, INCOMPAT_ENCRYPTED as u8];
+    for (name, volume, method) in
+        [("whole", "beta", 1), ("parted", "alpha", 1), ("other", "beta", 7)]
+    {
+        let volume = volumes.iter().find(|found| found["name"] == volume).unwrap();
+        let change = |region: u8, id: &Value, field: usize, bytes: &[u8]| {
+            let slot = id.as_u64().unwrap() as u32 - 1;
+            let at = (slot % SLOTS_PER_BLOCK) as usize * SLOT_BYTES + field;
+            let head = [&[region, (slot / SLOTS_PER_BLOCK) as u8], &(at as u16).to_le_bytes()[..]];
+            [&head.concat()[..], &[bytes.len() as u8 - 1], bytes, &[1]].concat()
+        };
+        let slot = offset_of!(VolumeSlot, key);
+        let mut key = key;
+        key[0] = method;
+        let changes = [
+            bit.clone(),
+            change(0, &volume["id"], slot, &key),
+            change(0, &volume["id"], slot + offset_of!(KeySlot, family), &family),
+            change(1, &volume["head"], offset_of!(SnapshotSlot, family), &family),
+        ];
+        for target in ["image", "repair"] {
+            let bytes = [&[2, 4][..], &changes.concat(), &usage(5, 10)].concat();
+            seeds.push((target, format!("keys-{name}"), bytes));
         }
     }
 }

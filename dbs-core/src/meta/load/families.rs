@@ -33,9 +33,9 @@ impl Loader {
         }
         for (index, volume) in volumes.iter().enumerate() {
             let Some(volume) = volume else { continue };
-            let differs = |head: &Snapshot| head.encrypted() != volume.key_slot.is_some();
+            let differs = |head: &Snapshot| !volume.key_slot.fits(&head.family);
             if get(volume.head).is_some_and(differs) {
-                let text = "a key without encryption, or encryption without a key: what it shows is not known";
+                let text = "a key that is not that of its data: what it shows is not known";
                 self.corrupt(RegionKind::Volumes, Some(index as u32), text);
             }
         }

@@ -56,6 +56,8 @@ struct Mender<'a> {
     uuid: [u8; 16],
     /// The volume for snapshots of which nothing is known; 0 if there is none yet.
     orphanage: u32,
+    /// What has to be made may be encrypted.
+    makes_encrypted: bool,
     /// Who owns entries, and where the last one of each ends. A slot that is gone and owns some is not
     /// free.
     owners: BTreeMap<u32, u64>,
@@ -78,6 +80,7 @@ impl Loader {
             lost_slots: BTreeSet::new(),
             uuid,
             orphanage: 0,
+            makes_encrypted: false,
             owners: BTreeMap::new(),
             next_snapshot: 0,
             next_spare: 0,
@@ -100,17 +103,18 @@ impl Mender<'_> {
         if self.refused {
             return;
         }
+        self.look_for_keys();
         self.volume_slots();
         self.snapshot_slots();
         self.missing_slots();
         self.missing_volumes();
         self.heads();
         self.parents();
-        self.names();
         self.labels();
         self.unread_entries();
         self.claims();
         self.families();
+        self.names();
         self.lay_void();
         self.lay_doubts();
     }

@@ -235,19 +235,23 @@ impl Mender<'_> {
     /// The volume, new and empty, that has snapshots of which nothing is known as its own.
     fn volume_of_orphans(&mut self, size: u64) -> Option<u32> {
         if self.orphanage == 0 {
-            let head = self.free_snapshot()?;
-            let slot = SnapshotSlot {
-                uuid: self.identity(head, b's'),
-                size: size.into(),
-                flags: SNAPSHOT_HEAD.into(),
-                used: 1,
-                family: self.made_family(),
-                ..SnapshotSlot::new_zeroed()
-            };
-            self.loader.set_snapshot(head - 1, slot);
-            self.orphanage = self.make_volume(head, 0)?;
+            self.orphanage = self.make_empty_volume(size, self.made_family())?;
         }
         Some(self.orphanage)
+    }
+
+    pub(super) fn make_empty_volume(&mut self, size: u64, family: [u8; 16]) -> Option<u32> {
+        let head = self.free_snapshot()?;
+        let slot = SnapshotSlot {
+            uuid: self.identity(head, b's'),
+            size: size.into(),
+            flags: SNAPSHOT_HEAD.into(),
+            used: 1,
+            family,
+            ..SnapshotSlot::new_zeroed()
+        };
+        self.loader.set_snapshot(head - 1, slot);
+        self.make_volume(head, 0)
     }
 
     /// Volumes that are gone and whose head, or snapshots, are there.

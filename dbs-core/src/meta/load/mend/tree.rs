@@ -39,7 +39,7 @@ impl Mender<'_> {
         }
     }
 
-    fn lose_parent(&mut self, id: u32, why: &str) {
+    pub(super) fn lose_parent(&mut self, id: u32, why: &str) {
         let parent = self.loader.snapshots[id as usize - 1].parent.get();
         self.orphans.insert(id);
         let text =
