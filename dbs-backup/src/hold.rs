@@ -4,7 +4,7 @@
 //! whatever becomes of that one, by whichever program, deletions and collections keep the blocks: Longhorn's do, too. No
 //! rule of a retention counts it or deletes it, no later backup builds on it, and [`BackupStore::remove`] refuses it.
 
-use crate::config::{self, BackupConfig, LABEL_CREATED, LABEL_SIZE, Map};
+use crate::config::{self, BackupConfig, CREATED, LABEL_SIZE, Map};
 use crate::names;
 use crate::pool::Work;
 use crate::remove::Removed;
@@ -55,8 +55,7 @@ impl BackupStore {
             // The size in `volume.cfg` is that of the last backup, and changes.
             (LABEL_SIZE.to_owned(), config.volume_size(&facts)?.to_string()),
         ]);
-        let created = config.labels.take().and_then(|mut labels| labels.remove(LABEL_CREATED));
-        labels.extend(created.map(|created| (LABEL_CREATED.to_owned(), created)));
+        labels.extend(config.told_created().map(|told| (CREATED.to_owned(), told.to_owned())));
         if let Some(repository) = &self.repository {
             repository.hold(volume, backup, &name, labels)?;
             return Ok(name);
