@@ -8,6 +8,8 @@ use serde_json::Value;
 
 /// What a secret is on the wire: the only member of an object, by one of these names.
 const KINDS: [&str; 2] = ["passphrase", "key_file"];
+/// The member of a wrapped key that lets who reads it try passphrases.
+const WRAPPED: &str = "wrapped";
 
 /// A secret on its way to who has the store open: `{"passphrase": TEXT}`, or `{"key_file": HEX}` with the 32 bytes as 64
 /// hexadecimal digits. It is never shown: [`Request::for_log`].
@@ -78,7 +80,8 @@ fn hide(value: &mut Value) -> bool {
             let one = members.len() == 1;
             let mut any = false;
             for (name, member) in members {
-                if one && KINDS.contains(&name.as_str()) && member.is_string() {
+                let secret = (one && KINDS.contains(&name.as_str())) || name == WRAPPED;
+                if secret && member.is_string() {
                     *member = "hidden".into();
                     any = true;
                 } else {

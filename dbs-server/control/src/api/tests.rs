@@ -31,6 +31,15 @@ fn logs_show_no_secret() {
         }
         assert!(request.for_log().contains(r#""volume":"v""#), "{}", request.for_log());
     }
+    let wrapped = json!({
+        "family": "00000000-0000-4000-8000-00000000000f", "method": 1, "secret": 1, "lanes": 4,
+        "memory_kib": 65536, "passes": 3, "salt": "01".repeat(16), "wrapped": "a5".repeat(72),
+    });
+    let wire = json!({"volume": "v", "size": 512, "key": wrapped});
+    let create = json!({"method": "volume.create_wrapped", "params": wire});
+    let text = Request::from_wire(create.clone()).unwrap().for_log();
+    assert!(!text.contains("a5a5") && text.contains("00000000000f"), "{text}");
+    assert_eq!(serde_json::to_value(Request::from_wire(create.clone()).unwrap()).unwrap(), create);
     let plain = Request::VolumeRename { volume: "passphrase".into(), new: "key_file".into() };
     assert_eq!(plain.for_log(), serde_json::to_string(&plain).unwrap());
 }
