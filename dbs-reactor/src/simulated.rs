@@ -7,7 +7,7 @@ use super::done::{Bytes, Done};
 use super::shared::Payload;
 use super::slab::Slab;
 use super::targets::{Segment, Targets};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -63,6 +63,8 @@ pub enum Left {
 pub(crate) struct Simulated {
     clock: Clock,
     links: Slab<Link>,
+    /// How connections have ended that the reactor did not have then.
+    ended: BTreeMap<u64, Option<io::ErrorKind>>,
     /// Bytes that were received and not given back.
     held: Slab<Vec<u8>>,
     done: VecDeque<Done>,
@@ -79,6 +81,8 @@ struct Link {
     /// How it has ended, behind what has come: in good order if there is no error.
     end: Option<Option<io::ErrorKind>>,
     input: Option<Input>,
+    /// What is being sent, until the network has taken it.
+    sending: Option<(Batch, u64)>,
     /// This side has ended it.
     shut: bool,
 }
@@ -93,6 +97,7 @@ impl Simulated {
         Self {
             clock,
             links: Slab::default(),
+            ended: BTreeMap::new(),
             held: Slab::default(),
             done: VecDeque::new(),
             left: Vec::new(),
@@ -111,14 +116,16 @@ impl Simulated {
 
     /// A connection of the simulation.
     pub fn link(&mut self, name: u64) -> u32 {
-        self.links.insert(Link { name, come: Vec::new(), end: None, input: None, shut: false })
+        let end = self.ended.remove(&name);
+        let (come, input, sending) = (Vec::new(), None, None);
+        self.links.insert(Link { name, come, end, input, sending, shut: false })
     }
 
     /// Descriptors lead nowhere.
     pub fn add(&mut self, fd: OwnedFd) -> u32 {
         drop(fd);
-        let end = Some(None);
-        self.links.insert(Link { name: u64::MAX, come: Vec::new(), end, input: None, shut: true })
+        let (come, end, input, sending) = (Vec::new(), Some(None), None, None);
+        self.links.insert(Link { name: u64::MAX, come, end, input, sending, shut: true })
     }
 
     pub fn remove(&mut self, target: u32) {
@@ -189,16 +196,33 @@ impl Simulated {
 
     pub fn send(&mut self, target: u32, batch: Batch, tag: u64) {
         self.in_flight += 1;
-        let result = match self.links.get(target) {
-            Some(Link { end: None, shut: false, name, .. }) => {
+        match self.links.get_mut(target) {
+            Some(Link { end: None, shut: false, name, sending, .. }) => {
                 let mut bytes = Vec::with_capacity(batch.len());
                 batch.slices().for_each(|slice| bytes.extend_from_slice(slice));
                 self.left.push(Left::Sent(*name, bytes));
-                Ok(())
+                *sending = Some((batch, tag));
             }
-            _ => Err(io::ErrorKind::BrokenPipe.into()),
-        };
-        self.done.push_back(Done::Sent { tag, batch, result });
+            _ => {
+                let result = Err(io::ErrorKind::BrokenPipe.into());
+                self.done.push_back(Done::Sent { tag, batch, result });
+            }
+        }
+    }
+
+    /// Ends what is being sent.
+    fn end_send(&mut self, target: u32, result: io::Result<()>) {
+        let sending = self.links.get_mut(target).and_then(|link| link.sending.take());
+        if let Some((batch, tag)) = sending {
+            self.done.push_back(Done::Sent { tag, batch, result });
+        }
+    }
+
+    /// The network has taken what was being sent on a connection.
+    pub fn taken(&mut self, name: u64) {
+        if let Some(target) = self.named(name) {
+            self.end_send(target, Ok(()));
+        }
     }
 
     pub fn shutdown(&mut self, target: u32) {
@@ -206,6 +230,7 @@ impl Simulated {
         if !std::mem::replace(&mut link.shut, true) {
             self.left.push(Left::Ended(link.name));
         }
+        self.end_send(target, Err(io::ErrorKind::BrokenPipe.into()));
         self.try_input(target);
     }
 
@@ -226,12 +251,16 @@ impl Simulated {
         self.try_input(target);
     }
 
-    /// The other side has ended a connection, or it broke.
+    /// The other side has ended a connection, or it broke: perhaps before the reactor has it.
     pub fn end(&mut self, name: u64, error: Option<io::ErrorKind>) {
-        let Some(target) = self.named(name) else { return };
+        let Some(target) = self.named(name) else {
+            self.ended.insert(name, error);
+            return;
+        };
         if let Some(link) = self.links.get_mut(target) {
             link.end.get_or_insert(error);
         }
+        self.end_send(target, Err(io::ErrorKind::BrokenPipe.into()));
         self.try_input(target);
     }
 
@@ -360,6 +389,10 @@ mod tests {
         echo.come(3, b"cdef");
         let left = echo.turn();
         assert!(matches!(&left[..], [Left::Sent(3, bytes)] if bytes == b"ef"), "{left:?}");
+        // It is under way until the network has taken it.
+        assert!(!echo.is_ready());
+        echo.taken(3);
+        assert!(echo.is_ready() && echo.turn().is_empty());
         echo.come(3, b"g");
         echo.end(3, Some(io::ErrorKind::ConnectionReset));
         echo.come(3, b"late");

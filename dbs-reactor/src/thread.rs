@@ -233,6 +233,11 @@ impl<H: Handler> Simulation<H> {
         self.driver().into_iter().for_each(|driver| driver.come(name, bytes));
     }
 
+    /// The network has taken what was being sent on a connection.
+    pub fn taken(&mut self, name: u64) {
+        self.driver().into_iter().for_each(|driver| driver.taken(name));
+    }
+
     /// The other side has ended a connection, or it broke.
     pub fn end(&mut self, name: u64, error: Option<io::ErrorKind>) {
         self.driver().into_iter().for_each(|driver| driver.end(name, error));

@@ -11,6 +11,7 @@
 //! must not be carried out for that one. Controllers connect before they open, so an open ends none.
 
 use super::events::ActiveEvents;
+use super::lanes::Lanes;
 use super::plain::PlainFile;
 use super::stats::{Counters, DataStats};
 use dbs_core::{Error, Store, Volume};
@@ -302,6 +303,8 @@ pub struct Gate {
     identity: OnceLock<[u8; 16]>,
     /// Whose changes it has, as they are told.
     generations: Mutex<Option<Generations>>,
+    /// What clients may make anew.
+    pub(crate) lanes: Lanes,
     /// Signalled when a watcher has let go of something or is gone.
     released: Condvar,
 }
@@ -339,8 +342,8 @@ impl Gate {
             past: DataStats::default(),
         };
         let (state, waking) = (Mutex::new(state), Mutex::default());
-        let (identity, generations) = (OnceLock::new(), Mutex::default());
-        Arc::new(Self { state, waking, identity, generations, released: Condvar::new() })
+        let (identity, generations, lanes) = (OnceLock::new(), Mutex::default(), Lanes::default());
+        Arc::new(Self { state, waking, identity, generations, lanes, released: Condvar::new() })
     }
 
     /// Says which replica it is; the first word counts.
@@ -384,6 +387,7 @@ impl Gate {
         let closed = matches!(state.access, Access::Refused { .. });
         if closed && !matches!(former, Access::Refused { .. }) {
             state.session += 1;
+            self.lanes.forget();
         }
         let notify: Vec<_> = state.watchers.iter().map(|w| Arc::clone(&w.notify)).collect();
         drop(state);

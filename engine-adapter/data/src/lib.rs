@@ -5,6 +5,7 @@
 //! - [`gate`]: what a replica lets its connections do, and what they tell it;
 //! - [`server`]: threads and sockets. `reactor` serves connections; [`request`] are their messages (the
 //!   controller's frontend has the same);
+//! - `lanes`: connections that a client makes anew when they break;
 //! - [`plain`]: a plain file that requests work on, in place of a volume;
 //! - [`runner`] carries requests out, on any reactor: that of connections, or of a controller with a
 //!   replica in its process. `slot` is what it knows of a replica, `later` what waits, [`work`] what
@@ -18,6 +19,7 @@
 
 mod events;
 pub mod gate;
+mod lanes;
 mod later;
 pub mod plain;
 mod reactor;

@@ -1,6 +1,7 @@
 //! The connections of one reactor: requests from them to the [`Runner`], and its outcomes as replies.
 
 use super::STRANGERS;
+use super::lanes::Sent;
 use super::request::{Connection, Op, Request};
 use super::runner::{Ended, Runner};
 use super::shared::{Message, Service, Shared};
@@ -10,7 +11,7 @@ use dbs_frontend::tls::TlsStream;
 use dbs_frontend::{Charge, Event, Limits, Peers, Ready};
 use dbs_reactor::{Batch, Buf, Handler, Io, Payload, Remote};
 use dbs_service::log;
-use longhorn_wire::frame::{Hello, feature};
+use longhorn_wire::frame::{Hello, Lane, Standing, feature};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -78,7 +79,11 @@ impl Reactor {
         let number = tag as u32;
         let (mut ready, failure) = self.peers.input(io, number, event);
         if let Some(error) = failure {
-            let peer = self.peers.get(number).map_or("", |connection| &connection.peer);
+            let connection = self.peers.get(number);
+            if let Some(lane) = connection.and_then(|connection| connection.lane.as_ref()) {
+                lane.distrust();
+            }
+            let peer = connection.map_or("", |connection| &connection.peer);
             STRANGERS.warn("data", &[("client", &peer), ("disconnected", &error)]);
         }
         for request in ready.drain(..) {
@@ -102,14 +107,55 @@ impl Reactor {
             if let Some(connection) = self.peers.get_mut(number) {
                 connection.heals = hello.has(feature::HEAL);
             }
-            let ours = self.runner.hello(slot);
+            let standing = hello.lane.and_then(|lane| self.enter(number, (slot, session), lane));
+            let ours = Hello { standing, ..self.runner.hello(slot) };
             return self.reply(number, &request, |batch| request.reply_hello(batch, ours));
         }
         if self.runner.open_session(io, slot).is_some_and(|open| session < open) {
             self.peers.forget(number, &request);
             return self.end_former(io, slot);
         }
+        if let Some(change) = request.change().filter(|_| request.again)
+            && let Some(lane) = self.peers.get(number).and_then(|peer| peer.lane.as_ref())
+        {
+            match lane.look_up(&change) {
+                Sent::Done(size) => {
+                    return self.reply(number, &request, |batch| request.reply_done(batch, size));
+                }
+                Sent::Otherwise => {
+                    let text = "another change was done under the number of this one";
+                    return self.reply(number, &request, |batch| request.reply_error(batch, text));
+                }
+                Sent::Never => {}
+            }
+        }
         self.runner.start(io, slot, request, payload.map(Payload::from), number);
+    }
+
+    /// Lets a connection into a lane, or looks whether it may be used by now.
+    fn enter(&mut self, number: u32, (slot, session): (u32, u64), lane: Lane) -> Option<Standing> {
+        let connection = self.peers.get_mut(number)?;
+        if let Some(ticket) = &connection.lane {
+            return Some(ticket.standing(lane));
+        }
+        let (standing, ticket) = self.runner.gate(slot)?.lanes.enter(lane, session);
+        connection.lane = ticket;
+        if standing == Some(Standing::Busy)
+            && let Some(serving) = self.serving.get(&slot)
+        {
+            let id = serving.service.id;
+            self.shared.tell(|| Message::Renewed(id));
+        }
+        standing
+    }
+
+    /// Ends the connections of a replica whose clients have newer ones.
+    fn end_renewed(&mut self, io: &mut Io, id: u64) {
+        let Some(slot) = self.runner.find(id) else { return };
+        self.peers.end(io, true, |connection| {
+            let former = connection.lane.as_ref().is_some_and(|lane| lane.is_former());
+            connection.slot == slot && former
+        });
     }
 
     /// Ends the connections of a replica that are of sessions before the one it is open in: nothing
@@ -136,7 +182,14 @@ impl Reactor {
             let idle = std::mem::take(&mut self.ended);
             let mut ended = std::mem::replace(&mut self.runner.ended, idle);
             for Ended { whose, request, outcome } in ended.drain(..) {
-                let heals = self.peers.get(whose).is_some_and(|connection| connection.heals);
+                let connection = self.peers.get(whose);
+                let heals = connection.is_some_and(|connection| connection.heals);
+                if let Some(change) = request.change()
+                    && let Some(lane) = connection.and_then(|connection| connection.lane.as_ref())
+                {
+                    let done = if let Outcome::Done(size) = outcome { Some(size) } else { None };
+                    lane.note(&change, done);
+                }
                 self.reply(whose, &request, |batch| match outcome {
                     Outcome::Done(size) => request.reply_done(batch, size),
                     Outcome::Data(data, range) if range == (0..data.len()) => {
@@ -190,6 +243,7 @@ impl Handler for Reactor {
                 self.adopt(io, service, (socket, tls), (session, peer));
             }
             Message::Told(told) => self.runner.told(io, told),
+            Message::Renewed(id) => self.end_renewed(io, id),
             Message::CommitDue => self.runner.commit_due(),
             Message::Leave { service, at_once } => self.leave(io, &service, at_once),
             Message::End => io.stop(),

@@ -1,5 +1,6 @@
 //! Requests as they come in, and the bytes of their replies.
 
+use super::lanes::{Change, Ticket};
 use super::stats::Kind;
 use dbs_core::{Error, ErrorKind};
 use dbs_frontend::{Charge, Protocol};
@@ -8,7 +9,7 @@ use longhorn_wire::frame::{Damaged, HEADER_BYTES, Header, Hello, PAYLOAD_MAX_BYT
 use std::io;
 
 /// Longest payload of a ping that is looked at.
-const PING_PAYLOAD_MAX_BYTES: u32 = 64;
+const PING_PAYLOAD_MAX_BYTES: u32 = 128;
 
 /// A connection.
 pub struct Connection {
@@ -20,6 +21,8 @@ pub struct Connection {
     pub peer: String,
     /// It knows what to make of [`Type::Damaged`].
     pub heals: bool,
+    /// What it belongs to, if it is one that is made anew when it breaks.
+    pub lane: Option<Ticket>,
     farewell: [u8; HEADER_BYTES],
 }
 
@@ -28,7 +31,7 @@ impl Connection {
     #[must_use]
     pub fn new(slot: u32, session: u64, peer: String) -> Self {
         let farewell = Header::new(Type::Close, 0, 0, 0).encode();
-        Self { slot, session, peer, heals: false, farewell }
+        Self { slot, session, peer, heals: false, lane: None, farewell }
     }
 }
 
@@ -42,7 +45,11 @@ impl Protocol for Connection {
     fn request(&self, header: &[u8]) -> io::Result<Option<Request>> {
         let header = Header::decode(header)?;
         // Nobody but who was told knows of it.
-        let unknown = header.kind() == Some(Type::Heal) && !self.heals;
+        let unknown = match header.kind() {
+            Some(Type::Heal) => !self.heals,
+            Some(Type::WriteAgain | Type::UnmapAgain) => self.lane.is_none(),
+            _ => false,
+        };
         let number = if unknown { u32::MAX } else { header.number };
         Ok(Some(Request::new(&Header { number, ..header })))
     }
@@ -83,6 +90,8 @@ pub struct Request {
     pub size: u32,
     payload: u32,
     skip: u32,
+    /// It was sent on a connection that broke, and may have been done.
+    pub again: bool,
 }
 
 impl Request {
@@ -93,22 +102,23 @@ impl Request {
         let (op, size, payload) = match header.kind() {
             Some(Type::Read) => (Op::Read, size, 0),
             // What is written is what came.
-            Some(Type::Write) => (Op::Write, length, length),
-            Some(Type::Unmap) => (Op::Unmap, size, 0),
+            Some(Type::Write | Type::WriteAgain) => (Op::Write, length, length),
+            Some(Type::Unmap | Type::UnmapAgain) => (Op::Unmap, size, 0),
             Some(Type::Ping) if length <= PING_PAYLOAD_MAX_BYTES => (Op::Ping, 0, length),
             Some(Type::Ping) => (Op::Ping, 0, 0),
             Some(Type::Flush) => (Op::Flush, 0, 0),
             Some(Type::Heal) => (Op::Heal, length, length),
             _ => (Op::Unknown, 0, 0),
         };
-        Self { op, sequence, offset, size, payload, skip: length - payload }
+        let again = matches!(header.kind(), Some(Type::WriteAgain | Type::UnmapAgain));
+        Self { op, sequence, offset, size, payload, skip: length - payload, again }
     }
 
     /// One that came over no connection, with its payload beside it.
     #[must_use]
     pub fn local(op: Op, sequence: u32, offset: u64, size: u32) -> Self {
         // Inside a volume, whose size is an `i64` on the wire as well.
-        Self { op, sequence, offset: offset as i64, size, payload: 0, skip: 0 }
+        Self { op, sequence, offset: offset as i64, size, payload: 0, skip: 0, again: false }
     }
 
     /// The number that its reply has, too.
@@ -146,6 +156,12 @@ impl Request {
             // The store counts what came of it.
             Op::Heal | Op::Unknown => return None,
         })
+    }
+
+    /// What it changes, if it does.
+    pub(crate) fn change(&self) -> Option<Change> {
+        let Self { op, sequence, offset, size, .. } = *self;
+        self.changes().then_some(Change { sequence, unmap: op == Op::Unmap, offset, size })
     }
 
     /// Whether it changes the volume.

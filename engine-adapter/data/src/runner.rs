@@ -101,6 +101,11 @@ impl<T: Send + 'static> Runner<T> {
         self.slots.get(number).map_or_else(|| Hello::of_server(None), |slot| slot.gate.hello())
     }
 
+    /// What a replica's requests may do.
+    pub(super) fn gate(&self, number: u32) -> Option<&Gate> {
+        self.slots.get(number).map(|slot| &*slot.gate)
+    }
+
     /// What is counted for a replica.
     pub fn counters(&self, number: u32) -> Option<&Counters> {
         self.slots.get(number).map(|slot| &*slot.watch.counters)

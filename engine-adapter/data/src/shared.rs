@@ -151,6 +151,8 @@ pub(super) enum Message {
     },
     /// Something about requests; whose each is says the number of its connection.
     Told(Told<u32>),
+    /// A client has connected anew to the service of this name: its former connections end.
+    Renewed(u64),
     /// Commit what has been written.
     CommitDue,
     /// The service ends: with its connections answered, or at once.

@@ -46,6 +46,10 @@ pub(super) struct Backend {
     pub silence: Silence,
     /// Nothing goes to it, and nothing that comes from it counts.
     pub lost: bool,
+    /// How often its connections were made anew.
+    pub epoch: u32,
+    /// Its connections broke, and until then there may be others.
+    pub away: Option<Duration>,
     /// Number of the ping that was sent and not answered.
     pub pinged: Option<u32>,
     /// When it was sent.
@@ -65,6 +69,8 @@ impl Backend {
             way,
             silence: Silence::default(),
             lost: false,
+            epoch: 0,
+            away: None,
             pinged: None,
             ping_asked: now,
             ping_due: now + PING_INTERVAL,

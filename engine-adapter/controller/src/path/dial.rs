@@ -2,14 +2,21 @@
 
 use super::local::LocalReplica;
 use dbs_frontend::{Listen, Socket};
-use longhorn_wire::frame::{HEADER_BYTES, Header, Hello, Type, feature};
+use longhorn_wire::frame::{HEADER_BYTES, Header, Hello, Lane, Standing, Type, feature};
 use longhorn_wire::transport::DataLink;
+use ring::rand::{SecureRandom, SystemRandom};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Longest answer to a greeting: a hello comes back, or an error's text.
 const ANSWER_MAX_BYTES: u32 = 1024;
+
+/// How long one attempt may take to connect anew: then another one says the same again.
+const ATTEMPT: Duration = Duration::from_secs(1);
+/// From one look to the next, whether a replica can be reached, or has ended what came on older connections.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Where the data of a replica is.
 #[derive(Debug, Clone)]
@@ -20,7 +27,7 @@ pub enum BackendAddress {
     Local(LocalReplica),
     /// Where a simulation has it.
     #[cfg(feature = "sabotage")]
-    Simulated(super::simulated::Backend),
+    Simulated(super::simulated_links::Backend),
     /// Nowhere: writes are forgotten, reads give zeros. It measures everything else.
     Null,
 }
@@ -34,14 +41,29 @@ pub(super) struct Dialled {
     pub local: bool,
     /// What it says of itself.
     pub hello: Option<Hello>,
+    /// And of all the connections, if it knows lanes.
+    pub standing: Option<Standing>,
 }
 
-/// Connects so many times, and asks who that is: all of it within `timeout`, since whoever changes the
+/// A number for a client of lanes, which nobody can have said before.
+pub(super) fn client() -> u64 {
+    let mut bytes = [0; 8];
+    // Without it there are no lanes.
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map_or(0, |()| u64::from_le_bytes(bytes))
+}
+
+/// Connects so many times, each in its `lane`, and asks who that is: all of it within `timeout`, since whoever changes the
 /// volume waits for it. (How long names of hosts take is up to the system.)
 ///
 /// # Errors
 /// Names the address.
-pub(super) fn dial(address: &Listen, connections: usize, timeout: Duration) -> io::Result<Dialled> {
+pub(super) fn dial(
+    address: &Listen,
+    connections: usize,
+    timeout: Duration,
+    lane: impl Fn(usize) -> Lane,
+) -> io::Result<Dialled> {
     let host = match address {
         Listen::Tcp(host, _) => host,
         Listen::Unix(_) => "",
@@ -61,16 +83,18 @@ pub(super) fn dial(address: &Listen, connections: usize, timeout: Duration) -> i
         let first = links.first().ok_or(io::ErrorKind::InvalidInput)?;
         let local = is_local(first.socket());
         // On each: what a replica says on a connection depends on what it was told there.
-        let mut hello = None;
-        let flushes = links.iter_mut().try_fold(true, |all, link| {
-            hello = greet(&mut Timed { link, deadline })?;
-            Ok::<_, io::Error>(all && hello.is_some_and(|hello| hello.has(feature::FLUSH)))
-        })?;
+        let (mut hello, mut flushes, mut standing) = (None, true, Some(Standing::Ready));
+        for (index, link) in links.iter_mut().enumerate() {
+            hello = greet(&mut Timed { link, deadline }, lane(index))?;
+            flushes &= hello.is_some_and(|hello| hello.has(feature::FLUSH));
+            let its = hello.and_then(|hello| hello.standing);
+            standing = if its == Some(Standing::Ready) { standing } else { its };
+        }
         for link in &links {
             link.socket().set_read_timeout(None)?;
             link.socket().set_write_timeout(None)?;
         }
-        Ok(Dialled { links, flushes, local, hello })
+        Ok(Dialled { links, flushes, local, hello, standing })
     };
     attempt().map_err(|error: io::Error| {
         let kind = match error.kind() {
@@ -84,6 +108,36 @@ pub(super) fn dial(address: &Listen, connections: usize, timeout: Duration) -> i
         };
         io::Error::new(kind, format!("cannot connect to the replica at {address}: {text}"))
     })
+}
+
+/// Connects anew, so many times, within a window, to a replica that knows this lane. Time in which this process did
+/// not run does not count.
+///
+/// # Errors
+/// There are no connections to be had that lead on from the last ones: why.
+pub(super) fn again(
+    address: &Listen,
+    connections: usize,
+    window: Duration,
+    lane: Lane,
+) -> Result<Vec<DataLink>, String> {
+    let mut left = window;
+    while !left.is_zero() {
+        let begun = Instant::now();
+        match dial(address, connections, left.min(ATTEMPT), |_| lane) {
+            Ok(Dialled { links, standing: Some(Standing::Ready), .. }) => return Ok(links),
+            Ok(_) => return Err("and the replica has ended or was closed since".to_owned()),
+            Err(error) if is_gone(&error) => return Err(format!("and {error}")),
+            Err(_) => thread::sleep(PAUSE.min(left)),
+        }
+        left = left.saturating_sub(begun.elapsed().min(ATTEMPT + PAUSE));
+    }
+    Err(format!("and there was no other within {window:?}"))
+}
+
+/// Whether nobody listens there: a replica whose process has ended comes back as another one.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
 
 /// The time until then.
@@ -139,10 +193,21 @@ impl Read for Timed<'_> {
     }
 }
 
-/// Says hello: what a replica of DBS answers. Upstream's sends the payload of a ping back as it is, or an
-/// error if it is not open.
-fn greet(timed: &mut Timed<'_>) -> io::Result<Option<Hello>> {
-    let hello = Hello::of_client().encode();
+/// Says hello until nothing runs any more of what came on former connections of the lane: what a replica of DBS
+/// answers.
+fn greet(timed: &mut Timed<'_>, lane: Lane) -> io::Result<Option<Hello>> {
+    loop {
+        let hello = greet_once(timed, lane)?;
+        if hello.and_then(|hello| hello.standing) != Some(Standing::Busy) {
+            return Ok(hello);
+        }
+        thread::sleep(PAUSE.min(left(timed.deadline)?));
+    }
+}
+
+/// Says hello once. Upstream's sends the payload of a ping back as it is, or an error if it is not open.
+fn greet_once(timed: &mut Timed<'_>, lane: Lane) -> io::Result<Option<Hello>> {
+    let hello = Hello { lane: Some(lane), ..Hello::of_client() }.encode();
     let header = Header::with_payload(Type::Ping, 0, 0, hello.len() as u32);
     timed.link.write_all(&[header.encode().as_slice(), &hello].concat())?;
     let mut bytes = [0; HEADER_BYTES];
@@ -216,7 +281,8 @@ mod tests {
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        let dialled = dial(&address, 1, Duration::from_millis(300));
+        let lane = Lane { client: 1, epoch: 0, number: 0, places: 1 };
+        let dialled = dial(&address, 1, Duration::from_millis(300), |_| lane);
         let error = dialled.err().expect("the answer does not come within the deadline");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         dripping.join().unwrap();

@@ -43,7 +43,7 @@ impl Shard {
         if logs {
             log::warn("path", &fields);
         }
-        let modes = self.shared.modes.now();
+        let (modes, near) = (self.shared.modes.now(), self.near());
         let Some(pending) = self.pending.get_mut(place) else { return };
         pending.errors.push((slot, damaged.text.clone()));
         if pending.stage == Stage::Change {
@@ -56,7 +56,7 @@ impl Shard {
         if pending.stage == Stage::Read && room {
             pending.patients.push(patient);
         }
-        let next = read.retry_damaged(modes);
+        let next = read.retry_damaged(near).or_else(|| read.pass(modes));
         pending.read = Some(read);
         self.read_goes_on(io, place, next, read.faulted());
     }
@@ -89,6 +89,7 @@ impl Shard {
 
     /// Locks a damaged block, now or later, and reads it from another replica.
     pub(super) fn lock_patient(&mut self, io: &mut Io, place: u32) {
+        let (modes, near) = (self.shared.modes.now(), self.near());
         let Some(pending) = self.pending.get_mut(place) else { return };
         let (Stage::Locking, Some(patient)) = (pending.stage, pending.patient) else { return };
         let range = (pending.range.0, u64::from(pending.range.1));
@@ -102,7 +103,8 @@ impl Shard {
             }
             pending.locked = Some(range);
         }
-        let source = Read::begin_for(patient.slot, self.shared.modes.now(), &mut self.turn);
+        let source = Read::begin_for(patient.slot, near, &mut self.turn)
+            .or_else(|| Read::begin_for(patient.slot, modes, &mut self.turn));
         let Some(source) = source else { return self.patient_done(io, place) };
         pending.stage = Stage::Source;
         pending.read = Some(source);
@@ -119,6 +121,7 @@ impl Shard {
         pending.asked = now;
         let ask = Ask { kind: Type::Heal, offset: patient.offset, length: pending.range.1 };
         let data = Some(data.share());
+        pending.resend.clone_from(&data);
         if !self.is_complete(patient)
             || !matches!(self.ask(io, patient.slot, ask, sequence, data), Asked::Sent)
         {

@@ -17,6 +17,8 @@ pub struct Link {
     pub slot: Slot,
     /// Of the replica: a slot is used again.
     pub serial: u64,
+    /// How often the connections of this reactor to it had been made anew.
+    pub epoch: u32,
 }
 
 impl Protocol for Link {
@@ -150,6 +152,17 @@ impl Ask {
             Type::Heal => is(Bug::HurryHealing),
             _ => true,
         }
+    }
+
+    /// The same, once more: it may have been done.
+    pub fn again(self) -> Self {
+        let kind = match self.kind {
+            Type::Write => Type::WriteAgain,
+            Type::Unmap => Type::UnmapAgain,
+            // It changes nothing to do these twice.
+            kind => kind,
+        };
+        Self { kind, ..self }
     }
 
     /// Adds it to what a connection sends, with the payload if it is a write.

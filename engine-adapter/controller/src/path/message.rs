@@ -24,6 +24,8 @@ pub(super) enum Message {
     Local(Told<Asker>),
     /// A replica has become `ERR`.
     Lost { slot: Slot, serial: u64, why: Arc<str> },
+    /// There are connections in place of those that broke, or there will be none: for this reason.
+    Back { slot: Slot, serial: u64, epoch: u32, access: Result<Access, String> },
     /// A replica is forgotten.
     Remove { replica: Arc<Replica>, latch: Arc<Latch> },
     /// Replicas are to make durable what they have taken; tell when they have.

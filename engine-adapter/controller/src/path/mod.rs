@@ -18,6 +18,7 @@
 //! **Damage.** What a replica of DBS says is damaged is read from another one, and then written again there
 //! (`heal`): by the request that met it, which has its blocks then as a change would.
 
+mod away;
 mod backend;
 mod dial;
 mod heal;
@@ -37,6 +38,8 @@ mod shared;
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub mod simulated;
+#[cfg(feature = "sabotage")]
+mod simulated_links;
 mod stats;
 
 pub use crate::rules::{Mode, ReplicaId};
@@ -53,11 +56,11 @@ use dbs_core::info::VolumeLimits;
 use dbs_frontend::{Front, ToFront, lock, wait_while};
 use dbs_reactor::{Io, Thread};
 use latch::Latch;
-use longhorn_wire::frame::Hello;
+use longhorn_wire::frame::{Hello, Standing};
 use longhorn_wire::transport::DataLink;
 use message::Message;
 use reactor::Reactor;
-use replica::Replica;
+use replica::{Anew, Replica};
 use shared::Shared;
 use std::any::Any;
 use std::fmt;
@@ -204,12 +207,16 @@ impl Path {
         backend: &BackendAddress,
     ) -> io::Result<Option<Hello>> {
         let options = &self.shared.options;
-        let mut hello = None;
+        let (mut hello, mut anew) = (None, None);
         let (shares, flushes, local) = match backend {
             BackendAddress::Remote(address) => {
                 let connections = options.connections_per_replica.max(options.reactors);
-                let dialled = dial::dial(address, connections, options.connect_timeout)?;
+                let client = dial::client();
+                let lane = |index| self.shared.lane(client, index % options.reactors, 0);
+                let dialled = dial::dial(address, connections, options.connect_timeout, lane)?;
                 hello = dialled.hello;
+                let resumes = dialled.standing == Some(Standing::Ready);
+                anew = resumes.then(|| Anew::Remote { address: address.clone(), client });
                 let shares = share(dialled.links, options.reactors).into_iter();
                 (shares.map(Access::Links).collect(), dialled.flushes, dialled.local)
             }
@@ -220,6 +227,7 @@ impl Path {
             #[cfg(feature = "sabotage")]
             BackendAddress::Simulated(backend) => {
                 let shares = backend.shares(options.reactors).into_iter();
+                anew = backend.anew.clone().map(Anew::Simulated);
                 (shares.map(Access::Simulated).collect(), backend.flushes, false)
             }
             BackendAddress::Null => {
@@ -227,7 +235,7 @@ impl Path {
             }
         };
         let (shares, preferred): (Vec<_>, _) = (shares, local && options.prefer_local);
-        let Some(replica) = self.shared.register(id, name, flushes, preferred) else {
+        let Some(replica) = self.shared.register(id, name, (flushes, preferred), anew) else {
             let text = format!("replica {name}: its number {id} is in use, or there are too many");
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         };
@@ -313,6 +321,7 @@ impl Path {
             why: replica.why.get().cloned(),
             mismatches: replica.mismatches.load(Ordering::Relaxed),
             healed: replica.healed.load(Ordering::Relaxed),
+            reconnected: replica.reconnected.load(Ordering::Relaxed),
         };
         stats.replicas = self.shared.replicas().iter().map(describe).collect();
         stats

@@ -10,13 +10,13 @@ use crate::rules::timeout::{Silence, Waits};
 use crate::rules::{FanOut, Read, Slot, Slots, Widened};
 use dbs_frontend::{Action, Carry};
 use dbs_reactor::{Buf, SharedBuf};
-use longhorn_wire::frame::Type;
+use longhorn_wire::frame::{PLACE_BITS, Type};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bits of a sequence number that say the place.
-const PLACE_BITS: u32 = 12;
 const PLACE_MASK: u32 = (1 << PLACE_BITS) - 1;
+/// The bits of a count of uses that a sequence number has.
+const USES_MASK: u32 = u32::MAX >> PLACE_BITS;
 /// Most requests in flight on one reactor.
 pub const QUEUE_DEPTH_MAX: usize = PLACE_MASK as usize;
 
@@ -54,6 +54,9 @@ pub(super) struct Patient {
 /// A request on its way.
 pub(super) struct Pending {
     uses: u32,
+    /// The uses that the last two changes in this place were sent under. One of them is the last that any
+    /// replica has had there: the second may have gone to few, to be completed.
+    changes: [u32; 2],
     pub stage: Stage,
     /// Who to answer, and the number it goes under there.
     pub front: u8,
@@ -80,7 +83,7 @@ pub(super) struct Pending {
     pub asked: Duration,
     /// What replicas said that failed.
     pub errors: Vec<(Slot, String)>,
-    /// A write that replicas may have to complete: what was sent, should it be sent as whole blocks.
+    /// What was sent with a change: should a connection break, or replicas have to complete it.
     pub resend: Option<SharedBuf>,
     /// Damage that a read has met and that is to be healed; the last one is next.
     pub patients: Vec<Patient>,
@@ -101,6 +104,7 @@ impl Pending {
         let request = Carry { action: Action::Flush, offset: 0, length: 0 };
         Self {
             uses: 0,
+            changes: [u32::MAX; 2],
             stage: Stage::Free,
             front: 0,
             ticket: 0,
@@ -143,6 +147,14 @@ impl Pending {
             (Stage::Change, Action::Flush) | (Stage::Durable, _) => {
                 Ask { kind: Type::Flush, offset: 0, length: 0 }
             }
+        }
+    }
+
+    /// What goes with [`Self::ask`], if it is asked again.
+    pub fn sent_payload(&self) -> Option<SharedBuf> {
+        match self.ask().kind {
+            Type::Write | Type::Heal => self.resend.clone(),
+            _ => None,
         }
     }
 
@@ -255,6 +267,20 @@ impl PendingTable {
         pending.uses << PLACE_BITS | place
     }
 
+    /// The same for a change, which replicas tell by it from the last one in this place.
+    #[inline]
+    pub fn sequence_of_change(&mut self, place: u32) -> u32 {
+        let Some(pending) = self.all.get_mut(place as usize) else { return PLACE_MASK };
+        loop {
+            pending.uses = pending.uses.wrapping_add(1);
+            let uses = pending.uses & USES_MASK;
+            if !pending.changes.contains(&uses) {
+                pending.changes = [pending.changes[1], uses];
+                return pending.uses << PLACE_BITS | place;
+            }
+        }
+    }
+
     /// The place of a request by its sequence number, if that is its present one.
     #[inline]
     pub fn find(&self, sequence: u32) -> Option<u32> {
@@ -312,6 +338,21 @@ mod tests {
         pending.get_mut(place).unwrap().stage = Stage::Change;
         assert_eq!((pending.find(first), pending.find(second)), (None, None));
         assert_eq!((pending.take().is_some(), pending.take()), (true, None));
+    }
+
+    /// However many reads there were in between: uses have few bits.
+    #[test]
+    fn no_change_has_the_number_of_one_of_the_last_two() {
+        let mut pending = PendingTable::new(1);
+        let mut last = [u32::MAX; 2];
+        for uses in [0, USES_MASK, USES_MASK - 1, USES_MASK, USES_MASK] {
+            for _ in 0..uses {
+                pending.sequence(0);
+            }
+            let next = pending.sequence_of_change(0);
+            assert!(!last.contains(&next), "{next} after {last:?}");
+            last = [last[1], next];
+        }
     }
 
     #[test]

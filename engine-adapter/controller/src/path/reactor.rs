@@ -213,6 +213,9 @@ impl Handler for Reactor {
             }
             Message::Local(told) => self.shard.told(io, told),
             Message::Lost { slot, serial, why } => self.shard.lose(io, slot, serial, &why),
+            Message::Back { slot, serial, epoch, access } => {
+                self.shard.back(io, (slot, serial, epoch), access);
+            }
             Message::Remove { replica, latch } => self.shard.remove(io, &replica, &latch),
             Message::Flush { latch } => self.shard.flush(io, latch),
             Message::Pause { all, latch } => self.shard.pause(all, latch),

@@ -32,16 +32,7 @@ impl Shard {
         self.links.receive(io, number, ready);
         if failure.is_some() || self.links.has_ended(number) {
             let why = failure.map(|error| error.to_string());
-            self.link_ended(number, why.as_deref().unwrap_or("the connection is lost"));
-        }
-    }
-
-    /// A replica with a connection less is none.
-    fn link_ended(&mut self, number: u32, why: &str) {
-        let Some(link) = self.links.get(number) else { return };
-        let (slot, serial) = (link.slot, link.serial);
-        if self.connected(slot, serial).is_some() {
-            self.shared.fault(slot, why);
+            self.link_ended(io, number, why.as_deref());
         }
     }
 
@@ -231,6 +222,15 @@ impl Shard {
             }
             Decided::NoSpace => self.fail(place, FailureKind::NoSpace, NO_SPACE_TEXT),
             Decided::Failed => {
+                let stage = pending.stage;
+                // No pause waits for a flush: another replica may have become complete, and what came to it by its
+                // rebuild is not durable for the flush that it was asked for before.
+                if pending.ask().kind == Type::Flush
+                    && !self.shared.modes.now().rw.without(fan_out.complete()).is_empty()
+                    && !is(Bug::FlushOnce)
+                {
+                    return self.begin_flush(io, place, stage);
+                }
                 let text = self.texts(place);
                 self.fail(place, FailureKind::Io, text);
             }
@@ -275,12 +275,13 @@ impl Shard {
 
     /// A replica could not read: the next one is asked.
     pub(super) fn read_failed(&mut self, io: &mut Io, place: u32, text: &str) {
-        let modes = self.shared.modes.now();
+        let (modes, near) = (self.shared.modes.now(), self.near());
         let Some(pending) = self.pending.get_mut(place) else { return };
         let Some(mut read) = pending.read else { return };
         pending.errors.push((read.current(), text.to_owned()));
         let again = is(Bug::RetrySame) && pending.errors.len() == 1;
-        let next = if again { Some(read.current()) } else { read.retry(modes) };
+        let next = if again { Some(read.current()) } else { read.retry(near) };
+        let next = next.or_else(|| read.pass(modes));
         pending.read = Some(read);
         self.read_goes_on(io, place, next, read.faulted());
     }
@@ -329,9 +330,11 @@ impl Shard {
     pub(super) fn lose(&mut self, io: &mut Io, slot: Slot, serial: u64, why: &str) {
         let Some(backend) = self.connected(slot, serial) else { return };
         backend.lost = true;
+        backend.away = None;
         if let Way::Local(number) = backend.way {
             self.locals.let_go(io, number);
         }
+        self.away = self.away.without(Slots::of(slot));
         self.links.end(io, true, |link| link.serial == serial);
         if is(Bug::KeepWaiting) {
             return;
@@ -374,9 +377,11 @@ impl Shard {
     /// Closes all connections, and lets go of replicas in this process.
     pub(super) fn close(&mut self, io: &mut Io) {
         self.links.end(io, true, |_| true);
-        for backend in self.backends.iter().flatten() {
+        for backend in self.backends.iter_mut().flatten() {
+            // Neither is there another connection, nor one that is missed.
+            let lost = std::mem::replace(&mut backend.lost, true);
             if let Way::Local(number) = backend.way
-                && !backend.lost
+                && !lost
             {
                 self.locals.let_go(io, number);
             }

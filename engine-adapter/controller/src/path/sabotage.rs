@@ -13,6 +13,14 @@ dbs_core::planted_bugs! {
     SettleAtEnd,
     /// After that, what the lost replica missed while it was on its way is answered before a flush.
     TrustSettled,
+    /// What waits for a replica whose connections broke is not sent again.
+    ForgetAway,
+    /// What is sent again is sent as if it were new.
+    SendAsNew,
+    /// What waits for a replica whose connections broke counts as done.
+    BelieveAway,
+    /// A replica may be away for as long as it likes.
+    WaitForAway,
     /// A reply belongs to whatever request has its place in the array by now.
     AnyUse,
     /// A reply is believed whatever it is about.
@@ -35,6 +43,8 @@ dbs_core::planted_bugs! {
     HurryFlush,
     /// So has a block that is to be healed.
     HurryHealing,
+    /// A flush fails with those that were complete when it was asked for.
+    FlushOnce,
     /// What waits for a replica that is gone waits on.
     KeepWaiting,
     /// A change that has waited for its blocks for long waits like any other.

@@ -16,7 +16,7 @@ use super::replica::Replica;
 use super::sabotage::{Bug, is};
 use super::shared::Shared;
 use crate::rules::io::{self as rule, NO_BACKEND, Unmap};
-use crate::rules::{FanOut, REPLICAS_MAX, Read, Slot, Widened};
+use crate::rules::{FanOut, REPLICAS_MAX, Read, Slot, Slots, Widened};
 use dbs_frontend::{Action, Carry, Failure, FailureKind, Limits, Outcome, Peers};
 use dbs_reactor::{Buf, Io, Remote, SharedBuf};
 use longhorn_data::stats::add;
@@ -82,10 +82,12 @@ pub(super) struct Shard {
     pub(super) blocked: bool,
     /// Places of those that wait for the blocks that they are to heal.
     pub(super) locking: Vec<u32>,
+    /// Replicas whose connections here broke, and may be made anew.
+    pub(super) away: Slots,
     /// The replica read from last.
     pub(super) turn: usize,
     /// Turns of the reactor so far.
-    turns: u64,
+    pub(super) turns: u64,
     /// Time of this turn.
     pub(super) now: Duration,
     /// That is of this turn.
@@ -112,6 +114,7 @@ impl Shard {
             retry: false,
             blocked: false,
             locking: Vec::new(),
+            away: Slots::EMPTY,
             turn: 0,
             turns: 0,
             now: Duration::ZERO,
@@ -133,21 +136,8 @@ impl Shard {
         let way = match access {
             Access::Null => Way::Null,
             Access::Local(local) => Way::Local(self.locals.take(replica.serial, &local)),
-            Access::Links(links) => {
-                for link in links {
-                    let (socket, tls, received) = link.into_parts();
-                    let link = Link { slot, serial: replica.serial };
-                    begun.push((self.links.add(io, socket.into(), link, tls), received));
-                }
-                Way::over(&begun)
-            }
-            #[cfg(feature = "sabotage")]
-            Access::Simulated(names) => {
-                for name in names {
-                    let link = Link { slot, serial: replica.serial };
-                    let socket = io.add_simulated(name);
-                    begun.push((self.links.adopt(io, socket, link, None), Vec::new()));
-                }
+            links => {
+                begun = self.take_links(io, links, (&replica, 0));
                 Way::over(&begun)
             }
         };
@@ -331,7 +321,7 @@ impl Shard {
 
     /// Reads a range, for the request or for a part of it.
     pub(super) fn begin_read(&mut self, io: &mut Io, place: u32, stage: Stage, range: (u64, u32)) {
-        let mut modes = self.shared.modes.now();
+        let mut modes = self.near();
         if is(Bug::ReadFromWo) {
             modes.rw = modes.written();
         }
@@ -398,10 +388,7 @@ impl Shard {
         }
         let payload = pending.payload.take().map(Buf::share);
         let (offset, length) = pending.range;
-        if pending.widened.is_none() && Widened::new(offset, u64::from(length), u64::MAX).is_some()
-        {
-            pending.resend.clone_from(&payload);
-        }
+        pending.resend.clone_from(&payload);
         self.fan_out(io, place, Stage::Change, fan_out, (Type::Write, offset, length), payload);
     }
 
@@ -442,7 +429,10 @@ impl Shard {
         payload: Option<SharedBuf>,
     ) {
         use crate::rules::Answer;
-        let sequence = self.pending.sequence(place);
+        let sequence = match kind {
+            Type::Flush => self.pending.sequence(place),
+            _ => self.pending.sequence_of_change(place),
+        };
         let asked = fan_out.waiting();
         let mut gone = None;
         for slot in asked.iter() {
@@ -485,6 +475,8 @@ impl Shard {
                 let asker = Asker { slot, serial: backend.replica.serial };
                 locals.ask(io, (number, asker), ask, sequence, payload);
             }
+            // It goes there when that is back.
+            Way::Links { .. } if backend.away.is_some() => {}
             Way::Links { .. } => {
                 let Some(link) = backend.link(*turns) else { return Asked::Lost };
                 links.tell(link, |batch| ask.append_to(batch, sequence, payload));

@@ -3,7 +3,7 @@
 use super::PathOptions;
 use super::latch::Latch;
 use super::message::Message;
-use super::replica::Replica;
+use super::replica::{Anew, Replica};
 use super::sabotage::{Bug, is};
 use super::stats::Counters;
 use crate::rules::timeout::{Limits, Waits};
@@ -162,8 +162,8 @@ impl Shared {
         &self,
         id: ReplicaId,
         name: &str,
-        flushes: bool,
-        preferred: bool,
+        (flushes, preferred): (bool, bool),
+        anew: Option<Anew>,
     ) -> Option<Arc<Replica>> {
         let mut registry = lock(&self.registry);
         if registry.replicas.iter().any(|replica| replica.id == id) {
@@ -182,6 +182,8 @@ impl Shared {
             serial: registry.serial,
             name: name.to_owned(),
             flushes,
+            anew,
+            reconnected: AtomicU64::new(0),
             why: OnceLock::new(),
             mismatches: AtomicU64::new(0),
             healed: AtomicU64::new(0),

@@ -4,29 +4,13 @@
 use super::reactor::Reactor;
 pub use super::shared::Meanwhile;
 use super::shared::{Events, Shared};
+pub use super::simulated_links::{Anew, Backend, Redial};
 use super::{Path, PathOptions, REACTORS_MAX};
 use dbs_reactor::{Clock, Io, Left, Simulation};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Connections to a replica of a simulation.
-#[derive(Debug, Clone)]
-pub struct Backend {
-    /// Their names: that at place `n` is one of the reactor `n % reactors`.
-    pub links: Vec<u64>,
-    /// It is told to flush.
-    pub flushes: bool,
-}
-
-impl Backend {
-    /// Deals the connections out to reactors.
-    pub(super) fn shares(&self, reactors: usize) -> Vec<Vec<u64>> {
-        let of = |index| self.links.iter().skip(index).step_by(reactors).copied().collect();
-        (0..reactors).map(of).collect()
-    }
-}
 
 /// A reactor of such a path.
 pub struct Lane(Simulation<Reactor>);
@@ -57,6 +41,11 @@ impl Lane {
     /// These bytes have come on a connection.
     pub fn come(&mut self, link: u64, bytes: &[u8]) {
         self.0.come(link, bytes);
+    }
+
+    /// The network has taken what was being sent on a connection.
+    pub fn taken(&mut self, link: u64) {
+        self.0.taken(link);
     }
 
     /// A connection has ended, or broke.

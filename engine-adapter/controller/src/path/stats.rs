@@ -97,6 +97,8 @@ pub struct ReplicaStats {
     pub mismatches: u64,
     /// Blocks of it that were healed from another replica.
     pub healed: u64,
+    /// How often connections to it broke, and were made anew.
+    pub reconnected: u64,
 }
 
 /// What a path has done since it was made.

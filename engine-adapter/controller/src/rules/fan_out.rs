@@ -124,6 +124,12 @@ impl FanOut {
         self.waiting
     }
 
+    /// Those that were complete when it was sent.
+    #[must_use]
+    pub const fn complete(&self) -> Slots {
+        self.complete
+    }
+
     /// Whether everybody has answered.
     #[must_use]
     pub fn is_complete(&self) -> bool {

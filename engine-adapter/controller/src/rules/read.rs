@@ -63,6 +63,12 @@ impl Read {
         self.next(now)
     }
 
+    /// The next one to ask in place of the current one, which is not to blame; it may be asked later.
+    pub fn pass(&mut self, now: Modes) -> Option<Slot> {
+        let rw = now.rw.without(Slots::of(self.current));
+        self.next(Modes { rw, ..now })
+    }
+
     fn next(&mut self, now: Modes) -> Option<Slot> {
         let left = now.read().without(self.failed).without(self.damaged);
         self.current = left.next_after(self.current.index())?;
@@ -138,6 +144,16 @@ mod tests {
         assert_eq!(read.current(), slot(9));
         assert_eq!((read.retry_damaged(all), read.retry(all)), (Some(slot(1)), None));
         assert!(Read::begin_for(slot(1), modes(&[1], &[5]), &mut turn).is_none());
+    }
+
+    #[test]
+    fn one_that_cannot_be_reached_is_not_blamed() {
+        let all = modes(&[1, 4], &[5]);
+        let mut read = Read::begin(all, Some(slot(4)), &mut 0).unwrap();
+        assert_eq!(read.pass(all), Some(slot(1)));
+        assert_eq!(read.retry(modes(&[1], &[])), None);
+        assert_eq!((read.pass(all), read.pass(all)), (Some(slot(4)), None));
+        assert_eq!(read.faulted().iter().collect::<Vec<_>>(), [slot(1)]);
     }
 
     #[test]

@@ -120,6 +120,11 @@ impl Silence {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
+    /// A request need not be answered any more.
+    pub fn withdrawn(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
     /// So much time does not count.
     pub fn excuse(&mut self, lost: Duration) {
         self.since += lost;

@@ -88,6 +88,11 @@ fn counters(out: &mut Text, of: &str, stats: &PathStats) {
             "Damaged blocks of the replica that were healed from another one.",
             |replica| replica.healed,
         ),
+        (
+            "dbs_volume_reconnects_total",
+            "Times that connections of a reactor to the replica broke and were made anew.",
+            |replica| replica.reconnected,
+        ),
     ] {
         out.head(name, "counter", help);
         for replica in &stats.replicas {

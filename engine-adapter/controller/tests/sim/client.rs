@@ -12,6 +12,7 @@ pub enum Kind {
     Read,
     Write,
     Unmap,
+    Flush,
 }
 
 /// A request of the user.
@@ -40,7 +41,7 @@ impl Wish {
     /// The sectors it changes.
     fn changed(&self) -> std::ops::Range<usize> {
         match self.kind {
-            Kind::Read => 0..0,
+            Kind::Read | Kind::Flush => 0..0,
             Kind::Write => self.first..self.first + self.count,
             Kind::Unmap => {
                 let end = (self.first + self.count) / SECTORS * SECTORS;

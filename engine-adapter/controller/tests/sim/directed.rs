@@ -15,9 +15,15 @@ const SIZE: u64 = BLOCKS as u64 * 4096;
 
 /// Replicas, of which the first so many are the volume's.
 fn volume(replicas: usize, used: usize) -> (Arc<Sim>, Arc<Controller>) {
+    volume_by(1, replicas, used)
+}
+
+/// The same, of this seed.
+fn volume_by(seed: u64, replicas: usize, used: usize) -> (Arc<Sim>, Arc<Controller>) {
     let weather = Weather { faults_ms: 0, wishes_ms: 10, depth: 0, full: false, rot: 0 };
     let replicas = (0..replicas).map(|_| Replica::new(BLOCKS, true)).collect();
-    let sim = Sim::new(World::new(1, replicas, weather));
+    let sim = Sim::new(World::new(seed, replicas, weather));
+    sim.world().old = 0;
     let controller = controller(&sim, false, false);
     let addresses: Vec<_> = (0..used).map(address).collect();
     controller.start(&addresses, SIZE, SIZE).unwrap();
@@ -528,6 +534,92 @@ fn a_silent_replica_is_lost_before_what_it_missed_is_acknowledged() {
     assert!(who_is_silent_is_lost());
 }
 
+/// Whether a flush succeeds that the only complete replica has not answered when its connections to a reactor break for
+/// good, if another one has become complete meanwhile. It is asked for on that reactor; pauses flush on the first one.
+pub fn a_flush_outlives_who_was_asked() -> bool {
+    let (sim, controller) =
+        (1..).map(rebuilding_by).find(|(sim, _)| sim.world().path.lanes() > 1).unwrap();
+    {
+        let mut world = sim.world();
+        world.dark = true;
+        world.replicas[0].blemished = true;
+        for link in world.links_to(0) {
+            if world.is_of(link, 1) {
+                world.break_link(link, 0);
+            }
+        }
+    }
+    sim.run_for(MS);
+    sim.world().ask(1, Kind::Flush, 0, 0);
+    sim.run_for(100 * MS);
+    controller.verify_rebuild(&address(1), "").unwrap();
+    sim.run_for(OTHERS);
+    assert_eq!(modes(&controller), [Mode::Err, Mode::Rw]);
+    answered(&sim) == (1, 0) && !is_violated(&sim)
+}
+
+/// Whether a replica is lost that cannot be connected to anew, though nothing is asked of it.
+pub fn who_is_away_for_too_long_is_lost() -> bool {
+    let (sim, controller) = volume(2, 2);
+    {
+        let mut world = sim.world();
+        world.dark = true;
+        world.replicas[1].blemished = true;
+        world.links_to(1).into_iter().for_each(|link| world.break_link(link, 0));
+    }
+    sim.run_for(6000 * MS);
+    modes(&controller) == [Mode::Rw, Mode::Err] && !is_violated(&sim)
+}
+
+#[test]
+fn a_connection_that_is_not_made_anew_costs_the_replica() {
+    assert!(who_is_away_for_too_long_is_lost());
+}
+
+#[test]
+fn a_flush_that_the_last_one_has_not_answered_is_asked_of_the_next() {
+    assert!(a_flush_outlives_who_was_asked());
+}
+
+/// A connection that breaks costs nothing but time, whoever has it.
+#[test]
+fn what_was_on_its_way_when_connections_broke_is_done_once() {
+    let (sim, _) = volume(2, 0);
+    sim.world().replicas.iter_mut().for_each(|replica| replica.counter_disabled = false);
+    let controller = controller(&sim, true, false);
+    controller.start(&[address(0), address(1)], SIZE, SIZE).unwrap();
+    for round in 0..40 {
+        let mut world = sim.world();
+        for block in 0..BLOCKS {
+            world.ask(
+                0,
+                if block == round % BLOCKS { Kind::Unmap } else { Kind::Write },
+                block * SECTORS,
+                SECTORS,
+            );
+            world.ask(0, Kind::Read, block * SECTORS, SECTORS);
+        }
+        drop(world);
+        sim.run_for(300 + 40 * round as u64);
+        let mut world = sim.world();
+        world.links_to(round % 2).into_iter().for_each(|link| world.break_link(link, 200));
+        drop(world);
+        assert!(sim.run_until(OTHERS, |world| world.client.wishes.is_empty()));
+    }
+    let world = sim.world();
+    assert!(world.reconnects >= 40, "{}", world.reconnects);
+    assert_eq!(world.client.failures, 0);
+    let [one, two] = [0, 1].map(|replica| &world.replicas[replica]);
+    assert!(
+        one.counter >= 40 * BLOCKS as i64
+            && one.counter == two.counter
+            && one.content() == two.content()
+    );
+    drop(world);
+    assert_eq!(modes(&controller), [Mode::Rw; 2]);
+    nothing_violated(&sim);
+}
+
 #[test]
 fn a_replica_is_made_complete_between_two_writes() {
     let (sim, controller) = volume(2, 1);
@@ -541,7 +633,12 @@ fn a_replica_is_made_complete_between_two_writes() {
 
 /// A volume with revision counters, of the first of two replicas; the other one is filled.
 fn rebuilding() -> (Arc<Sim>, Arc<Controller>) {
-    let (sim, _) = volume(2, 0);
+    rebuilding_by(1)
+}
+
+/// The same, of this seed.
+fn rebuilding_by(seed: u64) -> (Arc<Sim>, Arc<Controller>) {
+    let (sim, _) = volume_by(seed, 2, 0);
     sim.world().replicas.iter_mut().for_each(|replica| replica.counter_disabled = false);
     let controller = controller(&sim, true, false);
     controller.start(&[address(0)], SIZE, SIZE).unwrap();

@@ -28,6 +28,8 @@ pub struct Stats {
     pub snapshots: u64,
     pub restarts: u64,
     pub checks: u64,
+    /// How often replicas were connected to anew.
+    pub reconnects: u64,
     /// Damaged blocks of complete replicas when all was read.
     pub rotten: u64,
 }
@@ -78,6 +80,7 @@ pub fn run(seed: u64, steps: usize) -> Result<Stats, String> {
     let mut world = history.sim.world();
     let first = world.violation.take().map_or(outcome, Err);
     history.stats.requests = world.client.answers;
+    history.stats.reconnects = world.reconnects;
     let tail = world.log.len().saturating_sub(120);
     let log = world.log[tail..].join("\n");
     drop(world);

@@ -16,6 +16,7 @@ mod world;
 use history::Stats;
 use longhorn_controller::path::sabotage::Bug as Path;
 use longhorn_controller::rules::sabotage::{Bug as Rule, set};
+use network::{MISTAKE, Mistake};
 use path::PLANTED;
 use std::time::Instant;
 
@@ -35,9 +36,11 @@ const SHOWN: [(Planted, u64); 6] = [
     (Planted::Rule(Rule::FaultRefusals), 117),
 ];
 /// Those that histories show too rarely, if at all; each with a scenario that does not go right then.
-const RARE: [(Planted, fn() -> bool); 2] = [
+const RARE: [(Planted, fn() -> bool); 4] = [
     (Planted::Rule(Rule::KeepWoAhead), directed::who_is_ahead_is_lost),
     (Planted::Path(Path::IgnoreTimeout), directed::who_is_silent_is_lost),
+    (Planted::Path(Path::WaitForAway), directed::who_is_away_for_too_long_is_lost),
+    (Planted::Path(Path::FlushOnce), directed::a_flush_outlives_who_was_asked),
 ];
 /// Mistakes of reactors that histories do not show: `tests/path/sabotage.rs` has a test for each.
 const ELSEWHERE: [Path; 15] = [
@@ -65,12 +68,15 @@ enum Planted {
     Rule(Rule),
     /// In the code of the reactors.
     Path(Path),
+    /// In what simulated replicas do that the real ones must not.
+    Replica(Mistake),
 }
 
 impl Planted {
     fn all() -> impl Iterator<Item = Self> {
         let paths = Path::ALL.into_iter().filter(|bug| !ELSEWHERE.contains(bug));
-        Rule::ALL.into_iter().map(Self::Rule).chain(paths.map(Self::Path))
+        let replicas = Mistake::ALL.into_iter().map(Self::Replica);
+        Rule::ALL.into_iter().map(Self::Rule).chain(paths.map(Self::Path)).chain(replicas)
     }
 
     /// Makes this mistake, or none, on this thread.
@@ -81,6 +87,10 @@ impl Planted {
         });
         PLANTED.set(match planted {
             Some(Self::Path(bug)) => Some(bug),
+            _ => None,
+        });
+        MISTAKE.set(match planted {
+            Some(Self::Replica(mistake)) => Some(mistake),
             _ => None,
         });
     }
@@ -103,6 +113,7 @@ fn run_all(seeds: std::ops::Range<u64>) -> Result<Stats, String> {
                 sum.snapshots += stats.snapshots;
                 sum.restarts += stats.restarts;
                 sum.checks += stats.checks;
+                sum.reconnects += stats.reconnects;
                 sum.rotten += stats.rotten;
             }
             Ok(sum)
@@ -118,6 +129,7 @@ fn run_all(seeds: std::ops::Range<u64>) -> Result<Stats, String> {
             sum.snapshots += stats.snapshots;
             sum.restarts += stats.restarts;
             sum.checks += stats.checks;
+            sum.reconnects += stats.reconnects;
             sum.rotten += stats.rotten;
         }
         Ok(sum)
@@ -141,7 +153,7 @@ fn no_history_shows_what_must_not_be() {
         Ok(stats) => {
             println!("{seeds} seeds in {:?}: {stats:?}", begun.elapsed());
             assert!(stats.rebuilds > seeds / 4 && stats.snapshots > seeds, "{stats:?}");
-            assert!(stats.rotten > seeds, "{stats:?}");
+            assert!(stats.rotten > seeds && stats.reconnects > seeds, "{stats:?}");
         }
     }
 }
@@ -197,5 +209,6 @@ fn every_planted_mistake_is_found() {
     let missed: Vec<_> =
         all.iter().filter(|(_, found)| found.is_none()).map(|(bug, _)| bug).collect();
     assert!(missed.is_empty(), "not found: {missed:?}");
-    assert_eq!(all.len(), Rule::ALL.len() + Path::ALL.len() - ELSEWHERE.len());
+    let paths = Path::ALL.len() - ELSEWHERE.len();
+    assert_eq!(all.len(), Rule::ALL.len() + paths + Mistake::ALL.len());
 }

@@ -2,22 +2,52 @@
 //! makes of them.
 
 use crate::path::{bytes, sectors};
-use crate::replica::{Reply, Request, SECTORS};
+use crate::replica::{Lane, Reply, Request, SECTORS};
 use crate::world::{Event, MS, World};
 use dbs_reactor::Left;
-use longhorn_controller::path::simulated::Backend;
+use longhorn_controller::path::simulated::{Anew, Backend, Redial};
 use longhorn_controller::rules::ReplicaId;
-use longhorn_wire::frame::{Damaged, HEADER_BYTES, Header, NO_SPACE_TEXT, Type};
+use longhorn_wire::frame::{Damaged, HEADER_BYTES, Header, NO_SPACE_TEXT, PLACE_BITS, Type};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
+use std::sync::{Arc, PoisonError};
 
 /// Bytes of a block.
 const BLOCK: u64 = 4096;
 
+thread_local! {
+    /// The mistake that replicas make.
+    pub static MISTAKE: Cell<Option<Mistake>> = const { Cell::new(None) };
+}
+
+/// A mistake of replicas that are connected to anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mistake {
+    /// What came on the former connections runs on, and what is still to come from them as well.
+    NoFence,
+    /// What was done is done again.
+    DoneTwice,
+}
+
+impl Mistake {
+    pub const ALL: [Self; 2] = [Self::NoFence, Self::DoneTwice];
+
+    /// Whether it is made.
+    pub fn is_made(self) -> bool {
+        MISTAKE.get() == Some(self)
+    }
+}
+
 /// A connection.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Link {
     pub replica: usize,
+    /// Who has it, and how often it was made anew; nobody if it is not.
+    client: Option<u64>,
+    epoch: u32,
+    /// Requests that the replica has in hand.
+    serving: usize,
     /// Of the replica's process.
     session: u64,
     /// Of the replica: from one close to the next.
@@ -48,27 +78,120 @@ impl World {
         let (session, gate) = (its.session, its.gate);
         let lanes = self.path.lanes();
         let count = lanes.max(self.random.usize(1..4));
-        let mut links = Vec::new();
-        for index in 0..count {
-            self.last_link += 1;
-            let link = Link {
-                replica,
-                session,
-                gate,
-                lane: index % lanes,
-                up: VecDeque::new(),
-                come: Vec::new(),
-                down: VecDeque::new(),
-                up_at: 0,
-                down_at: 0,
-                cut: false,
-                left: false,
-            };
-            self.links.insert(self.last_link, link);
-            links.push(self.last_link);
-        }
+        // Older ones cannot be connected to anew.
+        let new = self.old == 0 || self.random.u32(0..self.old) > 0;
+        let client = new.then_some(self.last_link + 1);
+        let new = Link {
+            replica,
+            client,
+            epoch: 0,
+            serving: 0,
+            session,
+            gate,
+            lane: 0,
+            up: VecDeque::new(),
+            come: Vec::new(),
+            down: VecDeque::new(),
+            up_at: 0,
+            down_at: 0,
+            cut: false,
+            left: false,
+        };
+        let links = (0..count).map(|index| self.link(Link { lane: index % lanes, ..new.clone() }));
+        let links = links.collect();
         self.path.peers.insert(id, replica);
-        Some(Backend { links, flushes: true })
+        let anew = client.map(|client| {
+            let lanes = (0..lanes).map(|lane| ((client, lane), Lane::default()));
+            self.replicas[replica].lanes.extend(lanes);
+            let redials = Arc::clone(&self.path.redials);
+            Anew(Arc::new(move |redial| {
+                redials.lock().unwrap_or_else(PoisonError::into_inner).push((client, redial));
+            }))
+        });
+        Some(Backend { links, flushes: true, anew })
+    }
+
+    /// Another connection; its name.
+    fn link(&mut self, link: Link) -> u64 {
+        self.last_link += 1;
+        self.links.insert(self.last_link, link);
+        self.last_link
+    }
+
+    /// Reactors want connections in place of those that broke. The network is not always there at once.
+    pub fn hear_redials(&mut self) {
+        let redials =
+            std::mem::take(&mut *self.path.redials.lock().unwrap_or_else(PoisonError::into_inner));
+        for (client, redial) in redials {
+            if self.dark {
+                continue;
+            }
+            let faults = self.weather.faults_ms > 0;
+            let delay = match self.random.u32(0..20) {
+                0 if faults => self.random.u64(4000 * MS..9000 * MS),
+                1..=5 => self.random.u64(10 * MS..2000 * MS),
+                _ => self.latency(),
+            };
+            if let Some(replica) = self.path.peers.get(&redial.replica)
+                && delay >= 4000 * MS
+            {
+                self.replicas[*replica].blemished = true;
+            }
+            self.after(delay, Event::Redial { client, redial });
+        }
+    }
+
+    /// A replica is connected to anew.
+    pub fn redial(&mut self, client: u64, redial: Redial) {
+        let Some(replica) = self.path.peers.get(&redial.replica).copied() else { return };
+        let its = &mut self.replicas[replica];
+        if !its.alive {
+            return redial.answer(Err("and nobody listens".to_owned()));
+        }
+        if let Some(wait) = its.stalled_until.checked_sub(self.now + 1) {
+            return self.after(wait + 1, Event::Redial { client, redial });
+        }
+        let (session, gate, open) = (its.session, its.gate, its.open);
+        let Some(lane) = its.lanes.get_mut(&(client, redial.lane)) else {
+            return redial.answer(Err("and the replica was closed since".to_owned()));
+        };
+        lane.epoch = lane.epoch.max(redial.epoch);
+        let former = |link: &Link| {
+            (link.client, link.lane) == (Some(client), redial.lane) && link.epoch < redial.epoch
+        };
+        if !Mistake::NoFence.is_made() {
+            let own = |link: &&mut Link| former(link) && link.session == session;
+            let mut busy = false;
+            for link in self.links.values_mut().filter(own) {
+                link.up.clear();
+                link.come.clear();
+                busy |= link.serving > 0;
+            }
+            if busy {
+                return self.after(10 * MS, Event::Redial { client, redial });
+            }
+            self.links.retain(|_, link| !(former(link) && link.cut && link.left));
+        }
+        let new = Link {
+            replica,
+            client: Some(client),
+            epoch: redial.epoch,
+            serving: 0,
+            session,
+            gate,
+            lane: redial.lane,
+            up: VecDeque::new(),
+            come: Vec::new(),
+            down: VecDeque::new(),
+            up_at: 0,
+            down_at: 0,
+            cut: false,
+            left: false,
+        };
+        self.note(format!("{redial:?}: r{replica} is there, open {open}"));
+        self.reconnects += 1;
+        let links = (0..redial.count).map(|_| self.link(new.clone())).collect();
+        redial.answer(Ok(links));
     }
 
     /// What a reactor has done to its connections.
@@ -82,8 +205,18 @@ impl World {
                     };
                     link.up_at = (self.now + delay).max(link.up_at + 1);
                     link.up.push_back(bytes);
-                    let delay = link.up_at - self.now;
+                    let (delay, replica) = (link.up_at - self.now, link.replica);
                     self.after(delay, Event::Up { link: number });
+                    // Now and then buffers are full; for long, if nobody reads.
+                    let hangs = self.replicas[replica].stalled_until.saturating_sub(self.now);
+                    match self.random.u32(0..12) {
+                        0 => {
+                            let delay = self.random.u64(100..20 * MS);
+                            self.after(delay, Event::Taken { link: number });
+                        }
+                        1..=6 if hangs > 0 => self.after(hangs, Event::Taken { link: number }),
+                        _ => self.taken(number),
+                    }
                 }
                 Left::Ended(number) => {
                     if let Some(link) = self.links.get_mut(&number) {
@@ -91,6 +224,13 @@ impl World {
                     }
                 }
             }
+        }
+    }
+
+    /// What was being sent on a connection is on its way, unless that broke.
+    pub fn taken(&mut self, number: u64) {
+        if let Some(link) = self.links.get(&number).filter(|link| !link.cut) {
+            self.path.lane(link.lane, |lane| lane.taken(number));
         }
     }
 
@@ -116,6 +256,11 @@ impl World {
             Some(0) => {}
             Some(wait) => return self.after(wait, Event::Up { link: number }),
         }
+        // What comes on a connection that broke has been on its way for longer.
+        if self.links.get(&number).is_some_and(|link| link.cut) && self.random.bool() {
+            let delay = self.random.u64(MS..20 * MS);
+            return self.after(delay, Event::Up { link: number });
+        }
         let Some(link) = self.links.get_mut(&number) else { return };
         link.come.extend(link.up.pop_front().unwrap_or_default());
         while let Some((header, payload)) = self.next_message(number) {
@@ -125,18 +270,27 @@ impl World {
                 1..=5 => self.random.u64(100..2000),
                 _ => self.random.u64(0..150),
             };
-            self.after(delay, Event::Serve { link: number, header, payload });
+            self.serve_in(delay, number, header, payload);
         }
+    }
+
+    /// A replica is to carry a request out, after so long.
+    fn serve_in(&mut self, delay: u64, number: u64, header: Header, payload: Vec<u8>) {
+        if let Some(link) = self.links.get_mut(&number) {
+            link.serving += 1;
+        }
+        self.after(delay, Event::Serve { link: number, header, payload });
     }
 
     /// A replica carries a request out.
     pub fn serve(&mut self, number: u64, header: Header, payload: Vec<u8>) {
+        if let Some(link) = self.links.get_mut(&number) {
+            link.serving -= 1;
+        }
         match self.wait(number) {
             None => return,
             Some(0) => {}
-            Some(wait) => {
-                return self.after(wait, Event::Serve { link: number, header, payload });
-            }
+            Some(wait) => return self.serve_in(wait, number, header, payload),
         }
         let reply = self.reply(number, header, &payload);
         let delay = self.latency();
@@ -151,17 +305,36 @@ impl World {
 
     /// Carries a request out; the bytes of the reply.
     fn reply(&mut self, number: u64, header: Header, payload: &[u8]) -> Vec<u8> {
-        let replica = self.links[&number].replica;
+        let Link { replica, client, lane, .. } = self.links[&number];
+        let lane = (client.unwrap_or_default(), lane);
         let (offset, size) = (header.offset as usize / 512, header.size as usize / 512);
         let request = match header.kind() {
             Some(Type::Read) => Request::Read { first: offset, count: size },
-            Some(Type::Write) => Request::Write { first: offset, data: sectors(payload) },
-            Some(Type::Unmap) => Request::Unmap { first: offset, count: size },
+            Some(Type::Write | Type::WriteAgain) => {
+                Request::Write { first: offset, data: sectors(payload) }
+            }
+            Some(Type::Unmap | Type::UnmapAgain) => Request::Unmap { first: offset, count: size },
             Some(Type::Heal) => Request::Heal { block: offset / SECTORS, data: sectors(payload) },
             Some(Type::Flush) => Request::Flush,
             _ => Request::Ping,
         };
-        let reply = self.replicas[replica].serve(&request, self.now);
+        let place = header.sequence & ((1 << PLACE_BITS) - 1);
+        let again = matches!(header.kind(), Some(Type::WriteAgain | Type::UnmapAgain));
+        let its = &mut self.replicas[replica];
+        let done = its.lanes.get(&lane).and_then(|lane| lane.done.get(&place).copied());
+        let reply = if again && done == Some(header.sequence) && !Mistake::DoneTwice.is_made() {
+            Reply::Done
+        } else {
+            its.serve(&request, self.now)
+        };
+        if let Some(lane) = its.lanes.get_mut(&lane)
+            && matches!(request, Request::Write { .. } | Request::Unmap { .. })
+        {
+            lane.done.remove(&place);
+            if matches!(reply, Reply::Done) {
+                lane.done.insert(place, header.sequence);
+            }
+        }
         self.notice(replica, &request, &reply);
         let plain = |kind, size, data: &[u8]| {
             let Header { sequence, offset, .. } = header;
@@ -230,9 +403,10 @@ impl World {
         self.path.lane(lane, |lane| lane.come(number, &bytes));
     }
 
-    /// The controller sees that a connection is gone.
+    /// The controller sees that a connection is gone. What has got through to the replica is there still.
     pub fn broken(&mut self, number: u64) {
-        if let Some(link) = self.links.remove(&number) {
+        if let Some(link) = self.links.get_mut(&number) {
+            link.down.clear();
             let why = self.random.bool().then_some(ErrorKind::ConnectionReset);
             self.path.lane(link.lane, |lane| lane.end(number, why));
         }
@@ -251,6 +425,16 @@ impl World {
             }
         }
         self.after(delay, Event::Broken { link: number });
+    }
+
+    /// Whether a connection that breaks may be made anew.
+    pub fn is_renewed(&self, number: u64) -> bool {
+        self.links.get(&number).is_some_and(|link| link.client.is_some())
+    }
+
+    /// Whether it is one of this reactor.
+    pub fn is_of(&self, number: u64, lane: usize) -> bool {
+        self.links.get(&number).is_some_and(|link| link.lane == lane)
     }
 
     /// The numbers of the connections to a replica.

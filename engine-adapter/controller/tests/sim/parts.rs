@@ -211,6 +211,8 @@ impl DataPath for Sim {
     fn flush(&self) {
         let mut world = self.world();
         if let Some(replica) = world.cut_when_flushed.take() {
+            // It is closed and opened again: nobody connects to it anew.
+            world.replicas[replica].lanes.clear();
             world.replicas[replica].blemished = true;
             for link in world.links_to(replica) {
                 world.break_link(link, 0);

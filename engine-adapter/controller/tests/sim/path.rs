@@ -7,7 +7,7 @@ use crate::world::{Event, World};
 use dbs_frontend::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 use dbs_reactor::{Clock, Io};
 use longhorn_controller::path::sabotage::Bug;
-use longhorn_controller::path::simulated::{Lane, Meanwhile, path};
+use longhorn_controller::path::simulated::{Lane, Meanwhile, Redial, path};
 use longhorn_controller::path::{Attached, Events, Path as Real, PathOptions};
 use longhorn_controller::rules::{Mode, Outcome as Decided, ReplicaId};
 use std::any::Any;
@@ -114,6 +114,8 @@ pub struct Path {
     alive: Arc<AtomicBool>,
     faults: Arc<Faults>,
     answers: Answers,
+    /// Who wants connections in place of those that broke.
+    pub redials: Arc<Mutex<Vec<(u64, Redial)>>>,
     /// When each reactor takes its next turn.
     turns: Vec<u64>,
     /// Until then its process does not run.
@@ -188,6 +190,7 @@ impl World {
             alive,
             faults,
             answers,
+            redials: Arc::default(),
             turns,
             stopped_until: 0,
             clock,
@@ -232,6 +235,7 @@ impl World {
         self.path.clock.set(self.now);
         let left = self.path.lane(lane, Lane::turn).unwrap_or_default();
         self.sent(left);
+        self.hear_redials();
         self.hear();
         let answers = std::mem::take(&mut *lock(&self.path.answers));
         answers.into_iter().for_each(|(id, outcome)| self.answered(id, outcome));
@@ -289,9 +293,10 @@ impl World {
             };
             let first = if self.random.bool() { first / SECTORS * SECTORS } else { first };
             let count = count.min(sectors - first);
-            let kind = match self.random.u32(0..20) {
+            let kind = match self.random.u32(0..21) {
                 0..=8 => Kind::Write,
                 9 => Kind::Unmap,
+                20 => Kind::Flush,
                 _ => Kind::Read,
             };
             let lane = self.random.usize(0..self.path.lanes());
@@ -301,12 +306,14 @@ impl World {
 
     /// The user asks for something on a reactor.
     pub fn ask(&mut self, lane: usize, kind: Kind, first: usize, count: usize) {
+        let (first, count) = if kind == Kind::Flush { (0, 0) } else { (first, count) };
         let ticket = self.client.begin(kind, first, count, self.now);
         let durable = self.random.u32(0..16) == 0;
         let action = match kind {
             Kind::Read => Action::Read,
             Kind::Write => Action::Write { durable },
             Kind::Unmap => Action::Discard,
+            Kind::Flush => Action::Flush,
         };
         let (offset, length) = ((first * SECTOR) as u64, (count * SECTOR) as u32);
         let carry = Carry { action, offset, length };
@@ -343,7 +350,7 @@ impl World {
         }
         self.note(format!("a {kind_of:?} fails: {text}"));
         let complete: Vec<_> = self.path.complete().collect();
-        if kind_of != Kind::Read {
+        if matches!(kind_of, Kind::Write | Kind::Unmap) {
             self.taint_lost(&complete);
         }
         if *kind == FailureKind::NoSpace {

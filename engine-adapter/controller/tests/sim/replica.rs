@@ -72,6 +72,15 @@ pub enum Staged {
     Parent(Option<String>),
 }
 
+/// What a replica knows of a share of a controller's connections that breaks on its own.
+#[derive(Debug, Default)]
+pub struct Lane {
+    /// How often it was made anew.
+    pub epoch: u32,
+    /// The last change of each place, if it was done.
+    pub done: BTreeMap<u32, u32>,
+}
+
 /// A replica, and the process that serves it.
 #[derive(Debug, Default)]
 pub struct Replica {
@@ -100,6 +109,8 @@ pub struct Replica {
     pub session: u64,
     /// How often it was closed: connections of before end when it is opened again.
     pub gate: u64,
+    /// By the client and its reactor.
+    pub lanes: BTreeMap<(u64, usize), Lane>,
     /// Frozen or cut off until then.
     pub stalled_until: u64,
     /// How long it takes to open its store.
@@ -334,6 +345,7 @@ impl Replica {
     pub fn reset(&mut self) {
         self.open = false;
         self.session += 1;
+        self.lanes.clear();
         self.staged.clear();
         self.syncing = false;
         self.sync_error.clear();
@@ -371,6 +383,7 @@ impl Replica {
                 self.dirty = false;
                 self.open = false;
                 self.gate += 1;
+                self.lanes.clear();
                 self.blemished = true;
             }
             Call::SetRebuilding(rebuilding) => {

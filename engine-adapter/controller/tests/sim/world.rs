@@ -5,6 +5,7 @@ use crate::network::Link;
 use crate::parts::unreachable;
 use crate::path::Path;
 use crate::replica::{FULL_TABLE, Replica};
+use longhorn_controller::path::simulated::Redial;
 use longhorn_controller::rules::ReplicaId;
 use longhorn_controller::volume::parts::done;
 use longhorn_controller::volume::{Call, CallError, Called, Target};
@@ -35,6 +36,10 @@ pub enum Event {
     Down { link: u64 },
     /// The data path sees that a connection is gone.
     Broken { link: u64 },
+    /// The network has taken what was being sent on a connection.
+    Taken { link: u64 },
+    /// A replica is connected to anew.
+    Redial { client: u64, redial: Redial },
     /// A reactor takes a turn.
     Turn { path: u64, lane: usize },
     /// A call reaches a replica.
@@ -76,6 +81,12 @@ pub struct World {
     pub path: Path,
     pub links: BTreeMap<u64, Link>,
     pub last_link: u64,
+    /// How often replicas were connected to anew.
+    pub reconnects: u64,
+    /// One replica in so many is older and cannot be; none if 0.
+    pub old: u32,
+    /// Nobody can be.
+    pub dark: bool,
     pub client: Client,
     pub weather: Weather,
     /// Whether nothing goes wrong for a while.
@@ -115,6 +126,9 @@ impl World {
             path: Path::default(),
             links: BTreeMap::new(),
             last_link: 0,
+            reconnects: 0,
+            old: 5,
+            dark: false,
             client: Client::default(),
             weather,
             calm: false,
@@ -192,6 +206,8 @@ impl World {
             Event::Serve { link, header, payload } => self.serve(link, header, payload),
             Event::Down { link } => self.down(link),
             Event::Broken { link } => self.broken(link),
+            Event::Taken { link } => self.taken(link),
+            Event::Redial { client, redial } => self.redial(client, redial),
             Event::Turn { path, lane } => self.turn(path, lane),
             Event::Called { number, replica, session, pauses, call } => {
                 self.called(number, replica, session, pauses, &call);
@@ -272,7 +288,7 @@ impl World {
 
     fn fault_somewhere(&mut self) {
         let replica = self.random.usize(0..self.replicas.len());
-        let kind = self.random.u32(0..15);
+        let kind = self.random.u32(0..19);
         let stall = self.stall();
         let room = self.random.usize(0..4);
         let count = self.random.u32(1..3);
@@ -291,7 +307,7 @@ impl World {
             }
             4..=6 => its.failing += count,
             7 | 8 => its.failing_calls += 1,
-            12 | 13 => return self.cut(replica),
+            12 | 13 | 15..=18 => return self.cut(replica),
             14 => return self.stop_controller(),
             _ if self.weather.full => {
                 let everybody = self.random.bool();
@@ -308,13 +324,19 @@ impl World {
 
     /// One connection to a replica breaks, or all do.
     fn cut(&mut self, replica: usize) {
+        let count = self.replicas.len();
+        let mut others = (0..count).map(|step| (replica + step) % count);
+        let connected = others.find(|replica| !self.links_to(*replica).is_empty());
+        let Some(replica) = connected else { return };
         let mut links = self.links_to(replica);
         if self.random.bool() {
             links.truncate(1);
         }
-        self.replicas[replica].blemished |= !links.is_empty();
+        // The loss of a connection alone costs no replica that can be connected to anew.
+        self.replicas[replica].blemished |= !links.iter().all(|link| self.is_renewed(*link));
         self.note(format!("connections {links:?} to r{replica} break"));
-        let delay = self.random.u64(1..50 * MS);
+        let delay = if self.random.bool() { 50 * MS } else { 500 };
+        let delay = self.random.u64(1..delay);
         links.into_iter().for_each(|link| self.break_link(link, delay));
     }
 

@@ -5,4 +5,5 @@ mod support;
 
 mod gate;
 mod io;
+mod lanes;
 mod protocol;

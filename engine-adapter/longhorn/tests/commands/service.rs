@@ -172,6 +172,7 @@ impl DataPath for Fake {
                 why: None,
                 mismatches: 3,
                 healed: 2,
+                reconnected: 7,
             }],
             ..PathStats::default()
         }
@@ -626,6 +627,7 @@ fn metrics_name_the_volume_and_its_replicas() {
         "dbs_volume_replica_faults_total{volume=\"vol\",reason=\"snapshot\"} 0",
         "dbs_volume_checksum_mismatches_total{volume=\"vol\",replica=\"tcp://a:1\"} 3",
         "dbs_volume_healed_total{volume=\"vol\",replica=\"tcp://a:1\"} 2",
+        "dbs_volume_reconnects_total{volume=\"vol\",replica=\"tcp://a:1\"} 7",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} in {text}");
     }

@@ -244,6 +244,12 @@ impl Engine {
         })
     }
 
+    /// How often connections to a replica were made anew.
+    pub fn reconnected(&self, address: &str) -> f64 {
+        let labels = format!("{{volume=\"vol\",replica=\"{address}\"}}");
+        self.process.metric(&format!("dbs_volume_reconnects_total{labels}"))
+    }
+
     /// Waits until a replica is `ERR`, in metrics and log; what the log says of why.
     pub fn faulted(&self, address: &str) -> String {
         eventually(&format!("{address} becomes ERR"), || self.mode(address) == Some("ERR"));

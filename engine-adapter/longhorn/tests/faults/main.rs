@@ -20,4 +20,5 @@ mod proxy;
 mod amid;
 mod death;
 mod hang;
+mod links;
 mod stream;

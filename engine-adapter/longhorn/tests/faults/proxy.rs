@@ -41,6 +41,10 @@ struct Shared {
     fault: Mutex<Option<Fault>>,
     delay_ms: AtomicU64,
     sockets: Mutex<Vec<TcpStream>>,
+    /// Those of data connections.
+    data: Mutex<Vec<TcpStream>>,
+    /// Data connections are closed as soon as they are made.
+    shut: AtomicBool,
     ended: AtomicBool,
 }
 
@@ -61,6 +65,9 @@ impl Proxy {
                 while let Ok((stream, _)) = listener.accept() {
                     if shared.ended.load(Ordering::SeqCst) {
                         return;
+                    }
+                    if index == 1 && shared.shut.load(Ordering::SeqCst) {
+                        continue;
                     }
                     // Nobody there: it is closed again.
                     if let Ok(other) = TcpStream::connect(("127.0.0.1", to)) {
@@ -84,6 +91,14 @@ impl Proxy {
     /// Whether a planned fault has not happened yet.
     pub fn is_planned(&self) -> bool {
         self.shared.fault.lock().unwrap().is_some()
+    }
+
+    /// All data connections break; others can be made, or not.
+    pub fn cut(&self, shut: bool) {
+        self.shared.shut.store(shut, Ordering::SeqCst);
+        for socket in self.shared.data.lock().unwrap().drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
     }
 
     /// Lets each reply take so much longer.
@@ -113,6 +128,9 @@ impl Shared {
         for stream in [client, server] {
             stream.set_nodelay(true).unwrap();
             self.sockets.lock().unwrap().push(clone(stream));
+            if data {
+                self.data.lock().unwrap().push(clone(stream));
+            }
         }
         let ways = [(Way::Requests, client, server), (Way::Replies, server, client)];
         for (way, from, to) in ways {

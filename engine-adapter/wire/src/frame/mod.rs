@@ -13,6 +13,15 @@
 //! what was written is answered with [`Type::Damaged`], on the connections that the client said hello on; it
 //! has changed nothing then. [`Type::Heal`] brings what a damaged block held: it is written if its checksum is
 //! the one that the replica knows of the block, and changes nothing else.
+//!
+//! A client whose connection broke may make another one and send again what was not answered, if its first hello
+//! named the [`Lane`] that the connection belongs to, and was answered with a [`Standing`]. Each time that a lane
+//! breaks it has the next *epoch*. The answer is [`Standing::Ready`] once the connections of earlier epochs are over and their
+//! requests have ended. Changes are sent again as [`Type::WriteAgain`] and [`Type::UnmapAgain`], with the
+//! sequence number that they had: one that was done is answered, and not done again. For that, the replica
+//! remembers the last change done in each *place*, the lower [`PLACE_BITS`] of a sequence number. So a client
+//! uses a place again only when the request in it has ended on all replicas, and never gives two changes in a row
+//! in one place the same number.
 
 use std::fmt;
 use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
@@ -82,10 +91,14 @@ pub enum Type {
     /// A request failed since data is damaged: the payload is a [`Damaged`]. Only between the two sides of
     /// DBS.
     Damaged,
+    /// A write that may have been done: it was sent on a connection that broke. Only between the two sides of DBS.
+    WriteAgain,
+    /// The same of an unmap.
+    UnmapAgain,
 }
 
 impl Type {
-    const ALL: [(u32, Self); 12] = [
+    const ALL: [(u32, Self); 14] = [
         (0, Self::Read),
         (1, Self::Write),
         (2, Self::Response),
@@ -98,6 +111,8 @@ impl Type {
         (0x44, Self::Flush),
         (0x45, Self::Heal),
         (0x46, Self::Damaged),
+        (0x47, Self::WriteAgain),
+        (0x48, Self::UnmapAgain),
     ];
 
     /// The number on the wire.
@@ -116,6 +131,8 @@ impl Type {
             Self::Flush => 0x44,
             Self::Heal => 0x45,
             Self::Damaged => 0x46,
+            Self::WriteAgain => 0x47,
+            Self::UnmapAgain => 0x48,
         }
     }
 
@@ -256,6 +273,46 @@ pub mod feature {
     pub const HEAL: u32 = 2;
 }
 
+/// Bits of a sequence number that say the place of its request.
+pub const PLACE_BITS: u32 = 12;
+
+/// A share of a client's connections that breaks and is made anew on its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lane {
+    /// Who the client is: a number by chance, other than 0, that it says to nobody else.
+    pub client: u64,
+    /// How often the connections were made anew.
+    pub epoch: u32,
+    /// Which of the client's lanes this is.
+    pub number: u16,
+    /// How many places its requests have.
+    pub places: u16,
+}
+
+/// What a server says to the [`Lane`] of a hello.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Requests may be sent. Nothing that was sent in an earlier epoch runs any more.
+    Ready,
+    /// Something of it does: the hello is to be said again.
+    Busy,
+    /// The connection leads on from none: the replica was closed since, or is another process, or has a newer
+    /// connection of this lane, or did not understand what came on the last one.
+    Unknown,
+}
+
+impl Standing {
+    const ALL: [Self; 3] = [Self::Ready, Self::Busy, Self::Unknown];
+
+    const fn number(self) -> u16 {
+        match self {
+            Self::Ready => 1,
+            Self::Busy => 2,
+            Self::Unknown => 3,
+        }
+    }
+}
+
 /// What both sides of DBS say of themselves in a ping and in its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
@@ -267,6 +324,10 @@ pub struct Hello {
     pub identity: Option<[u8; 16]>,
     /// Whose changes it has.
     pub generations: Option<Generations>,
+    /// What a client's connection belongs to.
+    pub lane: Option<Lane>,
+    /// What a server makes of that.
+    pub standing: Option<Standing>,
 }
 
 /// Generations of a replica's content. Each session, from one close of the replica to the next, gives it a new one
@@ -290,13 +351,21 @@ struct HelloBytes {
     identity: [u8; 16],
     /// Likewise: the present one, and that of this session.
     generations: [U64; 2],
+    /// Of a client's lane; zeros if there is none.
+    client: U64,
+    epoch: U32,
+    lane: U16,
+    /// Of a client: its places. Of a server: its standing.
+    word: U16,
 }
 
 const _: () = assert!(size_of::<HelloBytes>() == Hello::BYTES);
+// What replicas look at that know no lanes.
+const _: () = assert!(Hello::BYTES <= 64);
 
 impl Hello {
     /// Bytes of it.
-    pub const BYTES: usize = 48;
+    pub const BYTES: usize = 64;
     const CLIENT: [u8; 8] = *b"DBShello";
     const SERVER: [u8; 8] = *b"DBSready";
     const VERSION: u32 = 1;
@@ -307,20 +376,25 @@ impl Hello {
     #[must_use]
     pub fn of_client() -> Self {
         let features = feature::FLUSH | feature::HEAL;
-        Self { server: false, features, identity: None, generations: None }
+        Self { features, ..Self::of(false) }
     }
 
     /// What a server of this version says, of the replica that it is.
     #[must_use]
     pub fn of_server(identity: Option<[u8; 16]>) -> Self {
         let features = feature::FLUSH | feature::HEAL;
-        Self { server: true, features, identity, generations: None }
+        Self { features, identity, ..Self::of(true) }
     }
 
     /// What a volume's controller says to its clients: it heals by itself.
     #[must_use]
     pub fn of_frontend() -> Self {
-        Self { server: true, features: feature::FLUSH, identity: None, generations: None }
+        Self { features: feature::FLUSH, ..Self::of(true) }
+    }
+
+    const fn of(server: bool) -> Self {
+        let (identity, generations, lane, standing) = (None, None, None, None);
+        Self { server, features: 0, identity, generations, lane, standing }
     }
 
     /// Whether it has this bit of [`feature`].
@@ -332,6 +406,8 @@ impl Hello {
     /// Its bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
+        let none = Lane { client: 0, epoch: 0, number: 0, places: 0 };
+        let lane = self.lane.unwrap_or(none);
         let bytes = HelloBytes {
             magic: if self.server { Self::SERVER } else { Self::CLIENT },
             version: U32::new(Self::VERSION),
@@ -341,12 +417,16 @@ impl Hello {
                 .generations
                 .map_or([0; 2], |generations| [generations.now, generations.changed])
                 .map(U64::new),
+            client: U64::new(lane.client),
+            epoch: U32::new(lane.epoch),
+            lane: U16::new(lane.number),
+            word: U16::new(self.standing.map_or(lane.places, Standing::number)),
         };
         zerocopy::transmute!(bytes)
     }
 
     /// The hello in a payload; `None` if there is none. Newer versions may append to it; the first one had no
-    /// identity, the second no generations.
+    /// identity, the second no generations, the third no lanes.
     #[must_use]
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let mut whole = [0; Self::BYTES];
@@ -361,7 +441,14 @@ impl Hello {
         let identity = Some(bytes.identity).filter(|identity| *identity != [0; 16]);
         let [now, changed] = bytes.generations.map(U64::get);
         let generations = (now != 0 && changed != 0).then_some(Generations { now, changed });
-        known.then(|| Self { server, features: bytes.features.get(), identity, generations })
+        let (client, word) = (bytes.client.get(), bytes.word.get());
+        let (epoch, number) = (bytes.epoch.get(), bytes.lane.get());
+        let lane = Lane { client, epoch, number, places: word };
+        let lane = (!server && client != 0).then_some(lane);
+        let its = |standing: &Standing| server && standing.number() == word;
+        let standing = Standing::ALL.into_iter().find(its);
+        let features = bytes.features.get();
+        known.then_some(Self { server, features, identity, generations, lane, standing })
     }
 }
 

@@ -54,6 +54,15 @@ fn a_hello_is_known_and_no_echo_of_the_other_side() {
     let generations = Some(Generations { now: 3, changed: 1 << 60 });
     let (client, server) =
         (Hello::of_client(), Hello { generations, ..Hello::of_server(Some([7; 16])) });
+    let lane = Some(Lane { client: 1 << 63, epoch: 5, number: 63, places: 4095 });
+    let in_lane = Hello { lane, ..client };
+    assert_eq!(Hello::decode(&in_lane.encode()), Some(in_lane));
+    for standing in Standing::ALL {
+        let answer = Hello { standing: Some(standing), ..server };
+        assert_eq!(Hello::decode(&answer.encode()), Some(answer));
+    }
+    // The third version had no lanes.
+    assert_eq!(Hello::decode(&in_lane.encode()[..48]), Some(client));
     assert_eq!(Hello::decode(&client.encode()), Some(client));
     assert_eq!(Hello::decode(&server.encode()), Some(server));
     assert!(!client.server && server.server && client.encode() != server.encode());

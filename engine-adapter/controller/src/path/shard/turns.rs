@@ -136,6 +136,13 @@ impl Shard {
             if backend.lost {
                 continue;
             }
+            if backend.away.is_some_and(|until| until <= self.now) && !is(Bug::WaitForAway) {
+                let window = self.shared.window();
+                let why =
+                    format!("the connection is lost, and there was no other within {window:?}");
+                self.shared.fault(backend.replica.slot, &why);
+                continue;
+            }
             let mut waits = self.pending.waits(backend.replica.slot, backend.silence);
             waits.ping = backend.pinged.map(|_| backend.ping_asked);
             if is(Bug::IgnoreOldest) {
@@ -183,6 +190,7 @@ impl Shard {
         for backend in self.backends.iter_mut().flatten() {
             backend.silence.excuse(lost);
             backend.ping_asked += lost;
+            backend.away = backend.away.map(|until| until + lost);
         }
         self.due = self.now;
     }
