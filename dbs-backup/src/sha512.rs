@@ -12,8 +12,8 @@ use std::array::from_fn;
 
 /// Bytes of a step.
 const STEP: usize = 128;
-/// Bytes that are read, and hashed together, at most.
-const RUN: u64 = 16 << 20;
+/// Bytes that are read, and hashed together, at most: two workers have these twice, and a replica is to stay below 128 MiB.
+const RUN: u64 = 12 << 20;
 
 /// The first words of the square roots of the first 8 primes.
 #[rustfmt::skip]
