@@ -99,14 +99,7 @@ impl Model {
 
     fn apply_flat(&mut self, op: &Op, number: u32) -> Result<(), Refusal> {
         match *op {
-            Op::CreateVolume { vol, sectors } => {
-                self.vacant(vol)?;
-                let backed = image::is_below(sectors);
-                let secret = (self.encrypts && image::is_encrypted(sectors)).then_some(false);
-                self.insert(vol, Content::fresh(u64::from(sectors), backed), backed, true);
-                self.volume_mut(vol)?.secret = secret;
-                Ok(())
-            }
+            Op::CreateVolume { vol, sectors } => self.create_volume(vol, sectors),
             Op::RenameVolume { vol, new } => self.rename_volume(vol, new),
             Op::ResizeVolume { vol, sectors } => {
                 self.volume_mut(vol)?.head.resize(u64::from(sectors));
@@ -127,26 +120,7 @@ impl Model {
                 }
                 None => Err(vec![ErrorKind::Invalid]),
             },
-            Op::Clone { vol, snap, new } => {
-                let content = self.base(vol, snap);
-                let busy = self.volume_mut(vol).is_ok_and(|volume| volume.rebuilding);
-                let backed = self.volume_mut(vol).is_ok_and(|volume| volume.backed);
-                let content = match content {
-                    Ok(_) if busy => Err(vec![ErrorKind::Busy]),
-                    content => content,
-                };
-                match (content, self.vacant(new)) {
-                    (Ok(content), Ok(())) => {
-                        let secret = self.volume_mut(vol)?.secret;
-                        self.insert(new, content, backed, false);
-                        self.volume_mut(new)?.secret = secret;
-                        Ok(())
-                    }
-                    (content, vacant) => {
-                        Err([content.err(), vacant.err()].into_iter().flatten().flatten().collect())
-                    }
-                }
-            }
+            Op::Clone { vol, snap, new } => self.clone_volume(vol, snap, new),
             Op::Write { vol, at, len, .. } => {
                 let tag = self.tag(op, number);
                 self.write(vol, at, len, tag)
@@ -337,6 +311,35 @@ impl Model {
         match self.volumes.contains_key(&volume_name(vol)) {
             true => Err(vec![ErrorKind::Exists]),
             false => Ok(()),
+        }
+    }
+
+    fn create_volume(&mut self, vol: u8, sectors: u16) -> Result<(), Refusal> {
+        self.vacant(vol)?;
+        let backed = image::is_below(sectors);
+        let secret = (self.encrypts && image::is_encrypted(sectors)).then_some(false);
+        self.insert(vol, Content::fresh(u64::from(sectors), backed), backed, true);
+        self.volume_mut(vol)?.secret = secret;
+        Ok(())
+    }
+
+    fn clone_volume(&mut self, vol: u8, snap: u8, new: u8) -> Result<(), Refusal> {
+        let content = self.base(vol, snap);
+        let busy = self.volume_mut(vol).is_ok_and(|volume| volume.rebuilding);
+        let content = match content {
+            Ok(_) if busy => Err(vec![ErrorKind::Busy]),
+            content => content,
+        };
+        match (content, self.vacant(new)) {
+            (Ok(content), Ok(())) => {
+                let Volume { backed, secret, .. } = *self.volume_mut(vol)?;
+                self.insert(new, content, backed, false);
+                self.volume_mut(new)?.secret = secret;
+                Ok(())
+            }
+            (content, vacant) => {
+                Err([content.err(), vacant.err()].into_iter().flatten().flatten().collect())
+            }
         }
     }
 

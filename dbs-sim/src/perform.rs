@@ -71,21 +71,7 @@ pub fn perform_beside(store: &Store, op: &Op, tag: Tag, job: Option<Long>) -> Re
         | Op::Relink { .. } => perform_on_layers(store, op, tag, job),
         Op::FlushVolume { vol } => store.volume(&volume_name(vol))?.flush(),
         Op::Flush => store.flush(),
-        Op::Work { steps } => {
-            if steps.is_multiple_of(16) {
-                store.retry_put_off();
-            }
-            work(store, u64::from(steps), job)?;
-            if job != Some(Long::Relearn) {
-                store.relearn_checksums(u32::from(steps))?;
-            }
-            match steps % 4 {
-                // Without memory for checksums they are written, or lost.
-                1 => store.crowd_checksums(true),
-                2 => store.crowd_checksums(false),
-                _ => store.close_checksums(Duration::ZERO),
-            }
-        }
+        Op::Work { steps } => work_on_all(store, steps, job),
         Op::Grow { extents } => {
             let info = store.info();
             store.grow((info.size + u64::from(extents) * info.extent_size).min(info.max_size))
@@ -93,6 +79,22 @@ pub fn perform_beside(store: &Store, op: &Op, tag: Tag, job: Option<Long>) -> Re
         Op::NewUuid { byte } => store.set_uuid(Some([byte; 16])),
         Op::Vacuum { limit } => store.vacuum(&mut countdown(limit)).map(drop).or_else(not_stopped),
         _ => perform_on_snapshot(store, op),
+    }
+}
+
+fn work_on_all(store: &Store, steps: u8, job: Option<Long>) -> Result<(), Error> {
+    if steps.is_multiple_of(16) {
+        store.retry_put_off();
+    }
+    work(store, u64::from(steps), job)?;
+    if job != Some(Long::Relearn) {
+        store.relearn_checksums(u32::from(steps))?;
+    }
+    match steps % 4 {
+        // Without memory for checksums they are written, or lost.
+        1 => store.crowd_checksums(true),
+        2 => store.crowd_checksums(false),
+        _ => store.close_checksums(Duration::ZERO),
     }
 }
 
