@@ -28,7 +28,7 @@ pub fn dataconn(data: &[u8]) {
         assert_eq!(decoded.encode()[..], *header, "another header");
     }
     if replies {
-        let link = || Link { slot: Slot::new(0).unwrap(), serial: 1 };
+        let link = || Link { slot: Slot::new(0).unwrap(), serial: 1, epoch: 0 };
         let whole = taken(link, bytes, usize::MAX, reply);
         let cut = taken(link, bytes, piece, reply);
         assert_eq!(whole, cut, "pieces of {piece} bytes are taken for something else");
