@@ -64,6 +64,7 @@ impl Store {
             )));
         }
         let labels = encode_base(file.identity())?;
+        self.inner.check_writable()?;
         // What is refused leaves the store to those who do not know bases.
         self.inner.meta().check_new_volume(name, size)?;
         self.make_slots(2)?;

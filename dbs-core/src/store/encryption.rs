@@ -59,6 +59,7 @@ impl Store {
         secret: &Secret,
         rebuilding: bool,
     ) -> Result<VolumeInfo> {
+        self.inner.check_writable()?;
         // What is refused leaves the store to those who do not know encryption.
         self.inner.meta().check_new_volume(name, size)?;
         self.make_slots(1)?;
