@@ -67,7 +67,7 @@ impl Store {
         self.inner.check_writable()?;
         // What is refused leaves the store to those who do not know bases.
         self.inner.meta().check_new_volume(name, size)?;
-        self.make_slots(2)?;
+        let _slots = self.make_slots(2)?;
         // Who does not know bases would read zeros in their place.
         self.inner.announce(INCOMPAT_BACKED)?;
         let [volume, head] = self.inner.births(None);

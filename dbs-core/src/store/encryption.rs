@@ -62,7 +62,7 @@ impl Store {
         self.inner.check_writable()?;
         // What is refused leaves the store to those who do not know encryption.
         self.inner.meta().check_new_volume(name, size)?;
-        self.make_slots(1)?;
+        let _slots = self.make_slots(1)?;
         let mut raw: RawKey = Zeroizing::new([0; 64]);
         self.inner.env.secret(&mut raw[..])?;
         let new = NewKey {

@@ -25,7 +25,7 @@ impl Store {
         options: &SnapshotOptions,
     ) -> Result<SnapshotInfo> {
         self.inner.check_writable()?;
-        self.make_slots(1)?;
+        let _slots = self.make_slots(1)?;
         let mut birth = self.inner.birth();
         birth.now_ns = options.created_ns.unwrap_or(birth.now_ns);
         self.inner.command(|meta| {
