@@ -46,6 +46,33 @@ macro_rules! planted_bugs {
     };
 }
 
+#[cfg(feature = "sabotage")]
+thread_local! {
+    static AT_ONCE: std::cell::Cell<u32> = const { std::cell::Cell::new(u32::MAX) };
+}
+
+/// From now on no step of the calling thread does more than this at once: a simulation's volumes are smaller than the
+/// steps that others take, and whatever happens between two of them would never happen there.
+#[cfg(feature = "sabotage")]
+pub fn set_at_once(most: u32) {
+    AT_ONCE.set(most);
+}
+
+/// How much a step does at once that may do so much.
+#[cfg(feature = "sabotage")]
+#[must_use]
+pub fn at_once(most: u32) -> u32 {
+    AT_ONCE.get().clamp(1, most)
+}
+
+/// How much a step does at once that may do so much: all of it, without the feature.
+#[cfg(not(feature = "sabotage"))]
+#[must_use]
+#[inline(always)]
+pub const fn at_once(most: u32) -> u32 {
+    most
+}
+
 // Each breaks one step that a promise of `docs/format.md` rests on.
 planted_bugs! {
     /// The journal group is written without flushing the data it points to.

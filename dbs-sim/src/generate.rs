@@ -86,6 +86,13 @@ impl Generator {
         config.init.max_snapshots = Some(rng.u32(8..=40));
         config.init.checksums = rng.bool();
         config.encrypts = (2..5).contains(&(seed % 11));
+        // Those that planted.md names are others.
+        config.at_once = match seed % 13 {
+            3 | 5 | 8 => Some(1),
+            6 => Some(2),
+            12 => Some(3),
+            _ => None,
+        };
         config
     }
 

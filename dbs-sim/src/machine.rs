@@ -17,6 +17,7 @@ use crate::step::{Fate, RESERVE_EXTENTS, Stats, Step, full};
 use crate::verify::{self, Allow, Found};
 use dbs_core::io::{Storage, TailMemory};
 use dbs_core::limits::DATA_SHARE;
+use dbs_core::sabotage::set_at_once;
 use dbs_core::store::{Env, InitOptions};
 use dbs_core::{Error, ErrorKind, Store, Volume};
 use std::collections::BTreeMap;
@@ -54,6 +55,9 @@ pub struct Config {
     pub forgets: bool,
     /// Some volumes are encrypted.
     pub encrypts: bool,
+    /// Extents and entries that a step does at once, if that is not to be what it is elsewhere, which is more than volumes
+    /// here have.
+    pub at_once: Option<u32>,
 }
 
 impl Config {
@@ -81,6 +85,7 @@ impl Config {
             tears: false,
             forgets,
             encrypts: false,
+            at_once: None,
         }
     }
 }
@@ -125,6 +130,7 @@ impl Machine {
     /// # Errors
     /// What the store said.
     pub fn new(config: &Config) -> Result<Self, String> {
+        set_at_once(config.at_once.unwrap_or(u32::MAX));
         let size = config.init.size.unwrap_or(4 << 20);
         let medium = Medium { garbage: config.garbage, ..Medium::file(size) };
         let disk = Arc::new(SimDisk::new(medium, config.seed));
@@ -238,6 +244,10 @@ impl Machine {
         let died = self.disk.stopped();
         self.hit = fate.was_hit(&self.disk.counts());
         self.stats.disturbed += u64::from(self.hit);
+        if result.is_err() && expected.is_ok() && !op.is_command() {
+            // Who reads beside a write sees what it has written, though it failed in the end.
+            self.slow.iter_mut().for_each(|slow| slow.note(&after));
+        }
         match (&result, &expected) {
             (Ok(()), Ok(())) => {
                 after.acknowledge(op);

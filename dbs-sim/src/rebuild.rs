@@ -186,7 +186,14 @@ fn smaller_than_parent(
     let size = |name: &String| volume.snapshots.get(name).map_or(0, |s| s.content.sectors);
     let file = if volume.backed { image::SECTORS.next_multiple_of(SECTORS as u64) } else { 0 };
     let below = |parent: &Option<String>| parent.as_ref().map_or(file, size);
-    links.iter().any(|(name, parent)| size(name) < below(parent))
+    let given = |name: &str| links.iter().any(|(given, _)| given == name);
+    // One that a head became which had been cut off may be smaller than what it builds on.
+    let others = volume.snapshots.keys().filter(|name| !given(name)).any(|name| {
+        let parent = volume.tree.as_ref().and_then(|tree| tree.parent(name)).filter(|p| given(p));
+        parent.is_some_and(|parent| size(name) < size(&parent.to_owned()))
+    });
+    others
+        || links.iter().any(|(name, parent)| size(name) < below(parent))
         || volume.head.sectors < below(&head)
 }
 
@@ -240,6 +247,10 @@ impl Volume {
                     self.snapshots.get(name).is_some_and(|s| s.retired && !s.protected)
                 };
                 tree.prune(whole, retired);
+            }
+            // What is in a part of a block behind the end is not known.
+            Op::ResizeVolume { sectors, .. } if u64::from(sectors).is_multiple_of(unit) => {
+                tree.resize((u64::from(sectors) / unit) as usize);
             }
             Op::ResizeVolume { .. } => return false,
             _ => {}

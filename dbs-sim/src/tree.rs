@@ -37,6 +37,8 @@ struct Node {
     name: Option<String>,
     parent: Option<u32>,
     spots: Vec<Spot>,
+    /// Of a head, how many blocks it had at most: what has no place any more is hidden if it gets one again.
+    reach: usize,
 }
 
 /// All layers of a volume.
@@ -51,7 +53,7 @@ pub struct Tree {
 impl Node {
     fn empty(parent: Option<u32>, blocks: usize) -> Self {
         let spot = Spot { now: Cell::Absent, older: Vec::new() };
-        Self { name: None, parent, spots: vec![spot; blocks] }
+        Self { name: None, parent, spots: vec![spot; blocks], reach: blocks }
     }
 }
 
@@ -151,6 +153,23 @@ impl Tree {
         self.tidy();
     }
 
+    /// The head gets so many blocks. New ones read as zeros. Where it had some before, and where there is something
+    /// below, it says so itself, whatever comes below later.
+    pub fn resize(&mut self, blocks: usize) {
+        let (head, old) = (self.head, self.nodes[&self.head].spots.len());
+        let now = |block: usize| {
+            let hidden = block < self.nodes[&head].reach || self.has_data_below(head, block);
+            if hidden { Cell::Zero } else { Cell::Blank }
+        };
+        let grown: Vec<_> =
+            (old..blocks).map(|block| Spot { now: now(block), older: Vec::new() }).collect();
+        if let Some(node) = self.nodes.get_mut(&head) {
+            node.spots.truncate(blocks);
+            node.spots.extend(grown);
+            node.reach = node.reach.max(blocks);
+        }
+    }
+
     /// Adds an empty snapshot.
     pub fn insert(&mut self, name: &str, blocks: usize) {
         self.add(Node { name: Some(name.to_owned()), ..Node::empty(None, blocks) });
@@ -248,6 +267,8 @@ impl Tree {
             .collect();
         let base = &self.base;
         for (id, node) in &mut self.nodes {
+            // What shrinks is cut off first, and hidden then, if the process lives so long.
+            node.reach = node.spots.len();
             for (block, spot) in node.spots.iter_mut().enumerate().filter(|s| !s.1.older.is_empty())
             {
                 let Some(tags) = shown[id].as_ref().and_then(|tags| tags.get(block)) else {
@@ -329,7 +350,10 @@ impl Tree {
     /// What a layer shows of a block.
     fn block(&self, id: u32, block: usize) -> Block {
         let Some(spot) = self.nodes[&id].spots.get(block) else {
-            return self.below(id, block);
+            // Behind the end of a head that was cut off there are marks, unless a relink took them.
+            let parent = self.nodes[&id].parent;
+            let any = parent.is_some_and(|parent| self.nodes[&parent].spots.len() > block);
+            return Block { any, ..self.below(id, block) };
         };
         let of = |cell| match cell {
             Cell::Absent => self.below(id, block),
@@ -353,6 +377,20 @@ impl Tree {
         shown.older.retain(|tags| *tags != now);
         shown.older.dedup();
         shown
+    }
+
+    /// Whether a layer below has data there, durable or not.
+    fn has_data_below(&self, id: u32, block: usize) -> bool {
+        let below = std::iter::successors(self.nodes[&id].parent, |id| self.nodes[id].parent);
+        let is_data = |spot: &Spot| matches!(spot.now, Cell::Data(_)) && spot.older.is_empty();
+        below.into_iter().any(|id| self.nodes[&id].spots.get(block).is_some_and(is_data))
+    }
+
+    /// Which snapshot a snapshot builds on.
+    #[must_use]
+    pub fn parent(&self, name: &str) -> Option<&str> {
+        let parent = self.nodes[&self.find(Some(name))?].parent?;
+        self.nodes[&parent].name.as_deref()
     }
 
     fn below(&self, id: u32, block: usize) -> Block {

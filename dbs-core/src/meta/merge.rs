@@ -236,6 +236,7 @@ impl Meta {
     /// another, to be held together for a moment.
     fn next_merge(&self, id: SnapshotId, child: SnapshotId, most: u64) -> Merge {
         let owner = self.snapshot(child);
+        let most = most.min(u64::from(sabotage::at_once(MERGE_EXTENTS as u32)));
         let fitting = (MERGE_BYTES / self.geometry.extent_bytes).clamp(1, MERGE_EXTENTS);
         let mut extents: Vec<u32> = Vec::new();
         for (logical, _) in self.snapshot(id).layer.iter().take(fitting.min(most.max(1)) as usize) {
@@ -338,13 +339,14 @@ impl Meta {
 
     /// Frees some entries of a deleted snapshot without children, and at last the snapshot.
     fn reclaim(&mut self, id: SnapshotId) {
+        let most = sabotage::at_once(ENTRIES_PER_STEP as u32) as usize;
         let layer = &self.snapshot(id).layer;
-        let some: Vec<_> = layer.iter().take(ENTRIES_PER_STEP).collect();
+        let some: Vec<_> = layer.iter().take(most).collect();
         for (logical, entry) in &some {
             self.layer_mut(id, *logical..*logical + 1).remove(*logical);
             self.free_entry(*entry);
         }
-        for _ in some.len()..ENTRIES_PER_STEP {
+        for _ in some.len()..most {
             // Nothing looks through a deleted snapshot without children.
             let layer = self.layer_mut(id, 0..0);
             match layer.runs.pop_first().or_else(|| layer.lost.pop_first()) {

@@ -231,6 +231,8 @@ pub struct Meta {
     volumes_free: FreeSet,
     snapshots: Vec<Option<Snapshot>>,
     snapshots_free: FreeSet,
+    /// Snapshots that are about to come, each with a place in the table if there are enough.
+    pub(crate) slots_kept: u32,
     deleting: BTreeSet<u32>,
     /// Those of them that are not merged for now ([`Meta::put_off`]); whether room below may end that.
     put_off: BTreeMap<u32, bool>,

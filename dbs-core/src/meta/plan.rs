@@ -7,7 +7,7 @@ use super::{Meta, Step, Stop};
 use crate::error::{Error, Result};
 use crate::format::RegionKind;
 use crate::format::record::{FillState, Record};
-use crate::sabotage::{self, Bug};
+use crate::sabotage::{self, Bug, at_once};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::ops::Range;
 
@@ -337,7 +337,7 @@ impl Meta {
     /// Entries that a step may record, `most` at most: no more than a quarter of a group's records.
     pub(super) fn entries_per_step(&self, most: usize) -> usize {
         let fitting = self.log.pending_soft_max() / 4 / self.record_bytes();
-        fitting.clamp(1, most)
+        fitting.clamp(1, at_once(most as u32) as usize)
     }
 
     /// Bytes of the largest record a piece of a write can make.

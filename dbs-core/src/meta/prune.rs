@@ -22,7 +22,7 @@ impl Meta {
             self.snapshot(*id).layer.iter_from(logical).next().map(|(logical, _)| logical)
         });
         let first = held.min().filter(|first| *first < end)?;
-        let most = (LOOKS_PER_STEP / run.len() as u32).max(1);
+        let most = (sabotage::at_once(LOOKS_PER_STEP) / run.len() as u32).max(1);
         Some(first..end.min(first.saturating_add(most)))
     }
 

@@ -425,9 +425,9 @@ impl Meta {
         self.append(&Record::Drop { index: id.0 - 1, volume: volume.0 });
     }
 
-    /// Whether the table has no place for so many snapshots, and something is deleted that leaves some.
-    pub fn wants_slots(&self, count: u32) -> bool {
-        self.snapshots_free.count() < count && !self.deleting.is_empty()
+    /// Whether the table has no place for all snapshots that are about to come, and something is deleted that leaves some.
+    pub fn wants_slots(&self) -> bool {
+        self.snapshots_free.count() < self.slots_kept && !self.deleting.is_empty()
     }
 
     /// The slot the next snapshot gets; nothing is changed but the high-water mark.

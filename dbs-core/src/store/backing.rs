@@ -65,7 +65,7 @@ impl Store {
         }
         let labels = encode_base(file.identity())?;
         self.inner.check_writable()?;
-        self.make_slots(2)?;
+        let _slots = self.make_slots(2)?;
         // What is refused leaves the store to those who do not know bases.
         self.inner.meta().check_new_volume(name, size)?;
         // Who does not know bases would read zeros in their place.

@@ -276,7 +276,7 @@ impl Store {
         created_ns: Option<u64>,
         rebuilding: bool,
     ) -> Result<VolumeInfo> {
-        self.make_slots(1)?;
+        let _slots = self.make_slots(1)?;
         let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
             let id = meta.create_volume(name, size, SnapshotId::NONE, births)?;
@@ -436,7 +436,7 @@ impl Store {
         created_ns: Option<u64>,
         rebuilding: bool,
     ) -> Result<VolumeInfo> {
-        self.make_slots(1)?;
+        let _slots = self.make_slots(1)?;
         let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
             let (origin, parent) = meta.find_base(volume, snapshot)?;
@@ -463,7 +463,7 @@ impl Store {
     ) -> Result<SnapshotInfo> {
         self.inner.check_writable()?;
         let id = self.inner.meta().find_volume(volume)?;
-        self.make_slots(1)?;
+        let _slots = self.make_slots(1)?;
         let mut births = self.inner.births(options.created_ns);
         self.inner.step(|meta| {
             still_named(meta, volume, id)?;

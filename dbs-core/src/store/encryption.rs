@@ -144,7 +144,7 @@ impl Store {
         key: impl FnOnce() -> Result<NewKey>,
     ) -> Result<VolumeInfo> {
         self.inner.check_writable()?;
-        self.make_slots(1)?;
+        let _slots = self.make_slots(1)?;
         // What is refused leaves the store to those who do not know encryption.
         self.inner.meta().check_new_volume(name, size)?;
         let new = key()?;

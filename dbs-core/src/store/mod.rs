@@ -35,6 +35,7 @@ mod ring;
 mod rollback;
 mod scrub;
 pub(crate) mod share;
+mod slots;
 mod space;
 mod steps;
 mod still;

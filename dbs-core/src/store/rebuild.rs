@@ -7,6 +7,7 @@ use crate::info::SnapshotInfo;
 use crate::limits::EXTENTS_PER_STEP;
 use crate::meta::locks::Space;
 use crate::meta::relink::Link;
+use crate::sabotage::at_once;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::ops::Range;
 
@@ -25,7 +26,7 @@ impl Store {
         options: &SnapshotOptions,
     ) -> Result<SnapshotInfo> {
         self.inner.check_writable()?;
-        self.make_slots(1)?;
+        let _slots = self.make_slots(1)?;
         let mut birth = self.inner.birth();
         birth.now_ns = options.created_ns.unwrap_or(birth.now_ns);
         self.inner.command(|meta| {
@@ -90,7 +91,7 @@ impl Store {
 impl Inner {
     /// Clears what a layer holds behind its end. Its blocks are held.
     fn clear_behind(&self, volume: VolumeId, id: SnapshotId, blocks: Range<u64>) -> Result<()> {
-        let step = u64::from(EXTENTS_PER_STEP) * (self.extent_bytes as u64 / BLOCK_BYTES);
+        let step = u64::from(at_once(EXTENTS_PER_STEP)) * (self.extent_bytes as u64 / BLOCK_BYTES);
         let mut next = blocks.start;
         while next < blocks.end {
             let end = blocks.end.min((next / step + 1) * step);

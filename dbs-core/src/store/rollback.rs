@@ -26,7 +26,7 @@ impl Store {
         let id = self.inner.meta().find_volume(volume)?;
         // Before anybody has to wait.
         self.inner.meta().check_unheld(id, "rolling back")?;
-        self.make_slots(1)?;
+        let _slots = self.make_slots(1)?;
         let birth = self.inner.birth();
         let _hold = self.inner.hold_all(id);
         self.inner.command(|meta| {
@@ -49,7 +49,7 @@ impl Store {
         self.inner.check_writable()?;
         // The handle keeps the snapshot from being deleted meanwhile.
         let base = self.volume(&format!("{volume}@{snapshot}"))?;
-        self.make_slots(1)?;
+        let _slots = self.make_slots(1)?;
         let birth = self.inner.birth();
         let edge = base.last_block_cut(base.size())?;
         // Vacuum must not cut off the extent that is written before anything refers to it.

@@ -15,15 +15,9 @@ use crate::sabotage::{self, Bug};
 use crate::units::{DeviceExtent, SnapshotId, VolumeId};
 use std::ops::Range;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
-use std::time::Duration;
 
 /// Extents given back to the device together, neighbours in one request.
 const PUNCH_EXTENTS: u64 = 16;
-/// Extents that are merged at most for who finds the snapshot table full: a volume's I/O may be paused meanwhile.
-const SLOT_STEPS: u64 = 256;
-/// How often, and how long each time, it waits at most for others.
-const SLOT_LOOKS: u32 = 100;
-const SLOT_WAIT: Duration = Duration::from_millis(2);
 /// Bytes copied by one batch of I/O.
 const COPY_BYTES: u64 = 4 << 20;
 
@@ -66,33 +60,6 @@ impl Store {
     #[doc(hidden)]
     pub fn work_beside(&self, steps: u64) -> Result<WorkReport> {
         self.work_while(self.take_work(), steps, |merge| self.inner.is_unheld(merge))
-    }
-
-    /// Makes sure that so many snapshots have a place in the table, if what is deleted leaves some: who was told that a
-    /// deletion is done need not wait for the background. If there are none nevertheless, who creates one says so.
-    ///
-    /// The caller may have requests on their way on this thread, so it waits for nobody for long.
-    ///
-    /// # Errors
-    /// `Io`, `Poisoned`.
-    pub(super) fn make_slots(&self, count: u32) -> Result<()> {
-        let (mut left, mut patience) = (SLOT_STEPS, SLOT_LOOKS);
-        while left > 0 && patience > 0 && self.inner.meta().wants_slots(count) {
-            // A flatten or vacuum has the turn for long; who works in the background gives it up soon.
-            let did = match self.try_take_work() {
-                Some(_turn) => self.inner.work_step(left, |merge| self.inner.is_unheld(merge))?,
-                None => Did::Waits,
-            };
-            match did {
-                Did::Nothing => break,
-                Did::Steps(some) => left = left.saturating_sub(some),
-                Did::Waits => {
-                    patience -= 1;
-                    std::thread::sleep(SLOT_WAIT);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Does background work until a merge may not be done.
@@ -205,7 +172,7 @@ impl Store {
 }
 
 /// What a step of background work did.
-enum Did {
+pub(super) enum Did {
     /// There is nothing to do.
     Nothing,
     /// Somebody must end what he does first.
@@ -239,7 +206,7 @@ impl Inner {
     }
 
     /// Takes a step of the work on deleted snapshots, of `most` steps at most, unless that is a merge that may not be done.
-    fn work_step(&self, most: u64, may: impl Fn(&Merge) -> bool) -> Result<Did> {
+    pub(super) fn work_step(&self, most: u64, may: impl Fn(&Merge) -> bool) -> Result<Did> {
         let _step = self.steps.take();
         self.check_writable()?;
         let (work, must_commit) = match self.step(|meta| meta.next_work(most)) {
@@ -268,7 +235,7 @@ impl Inner {
     }
 
     /// Whether nobody holds the blocks that are merged.
-    fn is_unheld(&self, merge: &Merge) -> bool {
+    pub(super) fn is_unheld(&self, merge: &Merge) -> bool {
         let mut meta = self.meta();
         let blocks = blocks_of(&meta, merge);
         let hold = meta.locks.queue(merge.lock, blocks, true);

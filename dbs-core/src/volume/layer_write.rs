@@ -8,7 +8,7 @@ use crate::limits::{EXTENTS_PER_STEP, EXTENTS_PER_WRITE};
 use crate::meta::locks::Space;
 use crate::meta::plan::WritePiece;
 use crate::meta::{Meta, Step};
-use crate::sabotage::{self, Bug};
+use crate::sabotage::{self, Bug, at_once};
 use crate::units::{BLOCK_BYTES, SnapshotId};
 use std::ops::Range;
 
@@ -178,7 +178,7 @@ impl Layer {
     ) -> Result<()> {
         let store = &self.handle.store;
         let blocks = blocks_of(offset, length);
-        let step = u64::from(EXTENTS_PER_STEP) * (store.extent_bytes as u64 / BLOCK_BYTES);
+        let step = u64::from(at_once(EXTENTS_PER_STEP)) * (store.extent_bytes as u64 / BLOCK_BYTES);
         let mut must_commit = false;
         let mut next = blocks.start;
         while next < blocks.end {

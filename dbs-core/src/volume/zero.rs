@@ -3,6 +3,7 @@
 use super::{Finish, Volume};
 use crate::error::{ErrorKind, Result};
 use crate::limits::EXTENTS_PER_STEP;
+use crate::sabotage::at_once;
 use crate::store::Inner;
 use crate::units::{BLOCK_BYTES, VolumeId};
 use std::ops::Range;
@@ -67,7 +68,7 @@ impl Volume {
     /// were, and whether a commit must follow.
     fn zero_range(&self, range: Range<u64>, must: bool) -> Result<(Range<u64>, bool)> {
         let per_extent = u64::from(self.store().meta().blocks_per_extent());
-        let step = u64::from(EXTENTS_PER_STEP) * per_extent;
+        let step = u64::from(at_once(EXTENTS_PER_STEP)) * per_extent;
         let first = range.start.div_ceil(BLOCK_BYTES);
         let (mut next, last) = (first, range.end.div_ceil(BLOCK_BYTES));
         let mut must_commit = false;
@@ -109,7 +110,7 @@ impl Inner {
     /// show. The volume's I/O waits meanwhile, so it does not go on to an end that is far behind that.
     pub(crate) fn zero_behind(&self, volume: VolumeId, blocks: Range<u64>) -> Result<()> {
         let per_extent = u64::from(self.meta().blocks_per_extent());
-        let step = u64::from(EXTENTS_PER_STEP) * per_extent;
+        let step = u64::from(at_once(EXTENTS_PER_STEP)) * per_extent;
         let mut next = blocks.start;
         // In what is being rebuilt, layers below may get content later.
         let shows_more = |next| {

@@ -121,3 +121,22 @@ fn a_flattened_clone_forgets_its_parent_though_nothing_was_copied() {
     set(None);
     assert_eq!(shown, 9, "the test would not notice");
 }
+
+/// Found by a history: who made a volume on a file, or an encrypted one, in a store that takes no more changes was told what
+/// else was wrong with it, or that a table is full, and not to open the store again.
+#[test]
+fn a_poisoned_store_says_so_whatever_else_is_wrong() {
+    let (disk, store, volume) = opened(1);
+    volume.write_at(BLOCK as u64, &[2; BLOCK], false).unwrap();
+    fail_next(&disk);
+    assert!(store.flush().is_err());
+    disk.arm(Faults::default());
+    let made = [
+        store.create_volume("v", 1 << 20),
+        store.create_backed("v", 1 << 20, dbs_sim::image::file()),
+        store.create_encrypted("v", 1 << 20, &dbs_sim::image::secret()),
+    ];
+    for made in made {
+        assert_eq!(made.unwrap_err().kind(), ErrorKind::Poisoned);
+    }
+}

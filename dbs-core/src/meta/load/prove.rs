@@ -460,6 +460,7 @@ impl Loader {
             volumes_free,
             snapshots,
             snapshots_free,
+            slots_kept: 0,
             deleting,
             put_off: BTreeMap::new(),
             next_deleted: SnapshotId::NONE,
