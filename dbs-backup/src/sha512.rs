@@ -1,5 +1,5 @@
 //! SHA-512 of eight blocks at once, each in a lane of vector registers: each step of one block needs the one before, so that
-//! one alone uses a fifth of what a CPU with AVX-512 can do. Others hash block by block: with AVX2, four lanes are not faster.
+//! one alone uses a quarter of what a CPU with AVX-512 can do. Others hash block by block: with AVX2, four lanes are not faster.
 //!
 //! Source: FIPS 180-4.
 #![allow(unsafe_code, reason = "functions for CPUs that have certain instructions")]
