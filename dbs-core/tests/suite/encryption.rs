@@ -269,17 +269,24 @@ fn a_server_encrypts_and_decrypts_in_buffers_of_its_own() {
         assert!(writes > 60 && reads > 60, "{writes} {reads}");
         assert_eq!(beside > 0, checksums);
         assert!(!is_open(&disk), "it can be read on the medium");
-        let mut request = Request::new();
-        let long = (1 << 20) + 4096;
-        store.create_encrypted("long", 2 * long, &secret(1)).unwrap();
-        let l = store.volume("long").unwrap();
-        assert_eq!(l.start_write_own(0, long, &mut request).unwrap(), Start::Blocked);
-        assert_eq!(l.start_read_beside(0, long, &mut request).unwrap(), Start::Blocked);
-        // One that is given up leaves nothing behind for the next user of the request.
-        assert_eq!(v.start_read_beside(0, 4096, &mut request).unwrap(), Start::Io);
-        request.cancel();
-        assert!(!request.is_open());
     }
+}
+
+#[test]
+fn what_is_long_to_encrypt_is_for_who_may_wait() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    let (long, mut request) = ((1 << 20) + 4096, Request::new());
+    store.create_encrypted("v", 2 * long, &secret(1)).unwrap();
+    let v = store.volume("v").unwrap();
+    v.write_at(0, &[1; BLOCK], false).unwrap();
+    assert_eq!(v.start_write_own(0, long, &mut request).unwrap(), Start::Blocked);
+    assert_eq!(v.start_read_beside(0, long, &mut request).unwrap(), Start::Blocked);
+    // One that is given up leaves nothing behind for the next user of the request.
+    assert_eq!(v.start_read_beside(0, 4096, &mut request).unwrap(), Start::Io);
+    assert!(request.is_open());
+    request.cancel();
+    assert!(!request.is_open());
 }
 
 #[test]
