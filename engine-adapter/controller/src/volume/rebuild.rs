@@ -151,7 +151,14 @@ impl Controller {
     fn promote(&self, member: &Member, source: &Member) -> Result<()> {
         let _pause = self.pause();
         if !self.options.policy.counter_disabled && !is(Bug::SkipCounterCopy) {
-            let (from, to) = (&source.target, &member.target);
+            // The one compared with may have failed meanwhile: then it has not counted what others have since.
+            let others = self.active();
+            let is_complete = |other: &&Member| other.mode == Mode::Rw && other.id != member.id;
+            let its = others.iter().filter(is_complete).find(|other| other.id == source.id);
+            let Some(from) = its.or_else(|| others.iter().find(is_complete)) else {
+                return Err(Error::invalid("cannot find any healthy replica"));
+            };
+            let (from, to) = (&from.target, &member.target);
             let info = self.call_within(from, Call::Get, self.timeout_for_one(false));
             let info = info.map_err(|error| super::failed(from, &error))?;
             let state = crate::rules::start::State::parse(&info.state);

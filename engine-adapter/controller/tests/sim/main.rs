@@ -27,13 +27,16 @@ const STEPS: usize = 14;
 /// Seeds within which a planted mistake must show.
 const SABOTAGE_SEEDS: u64 = 6000;
 /// Where rare ones have shown, to look there first. What histories do moves that.
-const SHOWN: [(Planted, u64); 6] = [
-    (Planted::Rule(Rule::UnmapWhileRebuilding), 68),
-    (Planted::Rule(Rule::KeepWithoutSnapshot), 49),
-    (Planted::Rule(Rule::IgnoreCounters), 90),
-    (Planted::Rule(Rule::KeepUnexpanded), 105),
-    (Planted::Rule(Rule::KeepUnreverted), 425),
-    (Planted::Rule(Rule::FaultRefusals), 117),
+const SHOWN: [(Planted, u64); 9] = [
+    (Planted::Rule(Rule::UnmapWhileRebuilding), 34),
+    (Planted::Rule(Rule::IgnoreCounters), 108),
+    (Planted::Rule(Rule::KeepUnexpanded), 289),
+    (Planted::Rule(Rule::KeepUnreverted), 72),
+    (Planted::Rule(Rule::FaultRefusals), 222),
+    (Planted::Path(Path::SendAsNew), 199),
+    (Planted::Path(Path::ForgetAway), 23),
+    (Planted::Replica(Mistake::NoFence), 392),
+    (Planted::Replica(Mistake::DoneTwice), 199),
 ];
 /// Those that histories show too rarely, if at all; each with a scenario that does not go right then.
 const RARE: [(Planted, fn() -> bool); 4] = [
