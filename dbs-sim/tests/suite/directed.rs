@@ -134,7 +134,7 @@ fn a_poisoned_store_says_so_whatever_else_is_wrong() {
     let made = [
         store.create_volume("v", 1 << 20),
         store.create_backed("v", 1 << 20, dbs_sim::image::file()),
-        store.create_encrypted("v", 1 << 20, &dbs_sim::image::secret()),
+        store.create_encrypted("v", 1 << 20, &dbs_sim::image::secret(false)),
     ];
     for made in made {
         assert_eq!(made.unwrap_err().kind(), ErrorKind::Poisoned);
