@@ -31,7 +31,6 @@ use crate::names::{self, BlockName};
 use crate::objects::Prepared;
 use crate::pool::{self, Rate, Work};
 use crate::repository::{LABELS_MAX, Repository, Writer};
-use crate::sha512;
 use crate::store::{BackupStore, Present};
 use dbs_core::{Error, ErrorKind, Result};
 use jiff::Timestamp;
@@ -395,7 +394,7 @@ impl<S: Source> Creation<'_, S> {
         let total = count as u64 * self.block_size;
         // Together, but so that each worker has some.
         let most = match &self.kept {
-            Kept::Lock(_) => sha512::run(self.block_size),
+            Kept::Lock(_) => pool::run(self.block_size),
             Kept::Repository(..) => 1,
         };
         let run = most.min(count.div_ceil(work.workers.max(1)));
@@ -440,13 +439,12 @@ impl<S: Source> Creation<'_, S> {
             let is_left_out = |content| !self.options.keep_zeros && is_zero(content);
             let (zeros, data): (Vec<_>, Vec<_>) =
                 blocks.into_iter().partition(|(_, content)| is_left_out(content));
-            let contents: Vec<_> = data.iter().map(|(_, content)| *content).collect();
-            let names = self.store.names_of(&contents);
             let zeros = zeros
                 .into_iter()
                 .map(|(offset, _)| Ok(Done { offset, name: None, uploaded: None, again: false }));
             let mut prepared = Vec::new();
-            let data = data.iter().zip(names).map(|((offset, content), name)| {
+            let data = data.iter().map(|(offset, content)| {
+                let name = self.store.name_of(content);
                 self.write(*offset, content, name, present, (begun, rate), &mut prepared)
             });
             let done = zeros.chain(data).collect::<Result<_>>();

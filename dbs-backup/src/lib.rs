@@ -25,7 +25,6 @@ pub mod read;
 mod remove;
 mod repository;
 mod restore;
-mod sha512;
 mod store;
 pub mod system;
 pub mod url;

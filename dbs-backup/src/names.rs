@@ -2,7 +2,6 @@
 //!
 //! Source: upstream's `config.go`, `util.go`, `lock.go` and `util/util.go` (longhorn/backupstore, commit `ab5179e`).
 
-use crate::sha512;
 use dbs_core::{Error, Result};
 use std::fmt::{self, Write as _};
 
@@ -26,12 +25,10 @@ impl BlockName {
     /// The name of a block with this content in Longhorn's layout.
     #[must_use]
     pub fn of(content: &[u8]) -> Self {
-        Self(sha512::half(content))
-    }
-
-    /// The same of many blocks.
-    pub(crate) fn of_all(contents: &[&[u8]]) -> Vec<Self> {
-        sha512::halves(contents).into_iter().map(Self).collect()
+        let digest = ring::digest::digest(&ring::digest::SHA512, content);
+        let mut half = [0; 32];
+        half.copy_from_slice(&digest.as_ref()[..32]);
+        Self(half)
     }
 
     /// From 64 hexadecimal digits in lower case.

@@ -7,6 +7,14 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Bytes that a worker has in hand at most: two workers have these twice, and a replica is to stay below 128 MiB.
+const RUN: u64 = 12 << 20;
+
+/// Blocks of this size that a worker reads, and makes durable, together.
+pub(crate) fn run(block_size: u64) -> usize {
+    (RUN / block_size).clamp(1, 8) as usize
+}
+
 /// How often the caller is asked whether to go on.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
 

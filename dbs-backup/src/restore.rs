@@ -6,7 +6,6 @@ use crate::config::{BackupConfig, Block, VolumeConfig};
 use crate::lock::Lock;
 use crate::names::{self, BlockName};
 use crate::pool::{self, Rate, Work};
-use crate::sha512;
 use crate::store::BackupStore;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
@@ -272,7 +271,7 @@ fn joined(jobs: Vec<Job>, run: usize) -> Vec<Job> {
 impl BackupStore {
     /// Blocks of this size that are read together.
     pub(crate) fn run(&self, block_size: u64) -> usize {
-        self.repository.as_ref().map_or(sha512::run(block_size), |repository| repository.run())
+        self.repository.as_ref().map_or(pool::run(block_size), |repository| repository.run())
     }
 
     /// The content of blocks by their names, and the bytes that were read.
@@ -305,10 +304,8 @@ impl BackupStore {
                 Err(error) => return Err(error),
             }
         }
-        let contents: Vec<_> = found.iter().map(|(_, content)| &**content).collect();
-        let right = BlockName::of_all(&contents);
-        let found = found.into_iter().zip(right).filter(|((name, _), right)| name == right);
-        let mut contents: HashMap<_, _> = found.map(|(found, _)| found).collect();
+        found.retain(|(name, content)| BlockName::of(content) == *name);
+        let mut contents: HashMap<_, _> = found.into_iter().collect();
         for name in names {
             if !contents.contains_key(name) {
                 let (content, bytes) = self.fetch(volume, *name, method, size, rate)?;

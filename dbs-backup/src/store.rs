@@ -415,16 +415,6 @@ impl BackupStore {
         }
     }
 
-    /// The names of blocks with these contents, which are of one size.
-    pub(crate) fn names_of(&self, contents: &[&[u8]]) -> Vec<BlockName> {
-        match &self.repository {
-            Some(repository) => {
-                contents.iter().map(|content| repository.name_of(content)).collect()
-            }
-            None => BlockName::of_all(contents),
-        }
-    }
-
     /// As [`Objects::walk`]. The caller can end it at any time:
     /// a list can be long, and the server slow.
     pub(crate) fn walk(
