@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes that a worker has in hand at most: two workers have these twice, and a replica is to stay below 128 MiB.
-const RUN: u64 = 12 << 20;
+const RUN: u64 = 8 << 20;
 
 /// Blocks of this size that a worker reads, and makes durable, together.
 pub(crate) fn run(block_size: u64) -> usize {
