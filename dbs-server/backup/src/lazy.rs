@@ -111,6 +111,10 @@ impl Backing for BackupFile {
         self.backup.size()
     }
 
+    fn is_far(&self) -> bool {
+        true
+    }
+
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let read = self.read(offset, buf);

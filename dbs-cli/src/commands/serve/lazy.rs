@@ -5,7 +5,7 @@ use crate::context::Context;
 use clap::Args;
 use dbs_backup::url::Url;
 use dbs_control::api::Request;
-use dbs_core::{Backing, Error, Result, Store};
+use dbs_core::{Backing, Error, ErrorKind, Result, Store};
 use dbs_server::asked::Asked;
 use dbs_server::jobs::Jobs;
 use dbs_server::serve::Serving;
@@ -15,9 +15,9 @@ use dbs_volume_backup::lazy::{self, BackupFile};
 use dbs_volume_backup::{Host, Meter, Pace};
 use serde_json::Value;
 use std::num::NonZeroU64;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -102,7 +102,8 @@ impl Bringing {
         let rate = options.restore_rate.and_then(NonZeroU64::new);
         for (url, file) in given.0 {
             let one = One {
-                asked: serving.asked(),
+                asked: Arc::downgrade(&serving.asked()),
+                store: serving.store().clone(),
                 jobs: serving.jobs(),
                 url,
                 pace: Pace { workers: WORKERS, rate },
@@ -139,7 +140,9 @@ impl Bringing {
 
 /// One backup that is brought in.
 struct One {
-    asked: Arc<dyn Asked>,
+    /// Nothing that waits for a backup store keeps the server from its end.
+    asked: Weak<dyn Asked>,
+    store: Store,
     jobs: Arc<Jobs>,
     url: Url,
     pace: Pace,
@@ -149,7 +152,7 @@ struct One {
 
 impl One {
     fn run(&self, file: Option<Arc<BackupFile>>) {
-        if !lazy::is_begun(self.store(), &self.url) {
+        if !lazy::is_begun(&self.store, &self.url) {
             log::warn("restore", &[("backup", &self.url), ("warning", &"no volume rests on it")]);
             return;
         }
@@ -158,11 +161,11 @@ impl One {
         else {
             return;
         };
-        let _attached = self.store().attach_backing(Arc::clone(&file) as Arc<dyn Backing>);
+        let _attached = self.store.attach_backing(Arc::clone(&file) as Arc<dyn Backing>);
         if self.read_only {
             return self.wait(|| false);
         }
-        let bring = || lazy::bring(self, self.store(), &file, &open(&self.url)?, self.pace);
+        let bring = || lazy::bring(self, &self.store, &file, &open(&self.url)?, self.pace);
         let Some(volume) = self.again(bring) else { return };
         log::info("restored", &[("volume", &volume.unwrap_or_default()), ("from", &self.url)]);
         // Reads that began before the volume stood alone.
@@ -202,8 +205,10 @@ impl One {
         }
     }
 
-    fn store(&self) -> &Store {
-        self.asked.store()
+    fn asked(&self) -> Result<Arc<dyn Asked>> {
+        self.asked
+            .upgrade()
+            .ok_or_else(|| Error::new(ErrorKind::Interrupted, "the server has ended"))
     }
 
     fn is_over(&self) -> bool {
@@ -213,19 +218,19 @@ impl One {
 
 impl Host for One {
     fn store(&self) -> Result<&(dyn StoreAccess + Sync)> {
-        Ok(self.asked.store())
+        Ok(&self.store)
     }
 
     fn call(&self, request: &Request) -> Result<Value> {
-        self.asked.command(request, &mut || !self.is_over())
+        self.asked()?.command(request, &mut || !self.is_over())
     }
 
     fn clean_up(&self, request: &Request) -> Result<()> {
-        self.asked.command(request, &mut || true).map(drop)
+        self.asked()?.command(request, &mut || true).map(drop)
     }
 
     fn check_same(&self, spec: &str, uuid: &str) -> Result<()> {
-        match self.asked.store().volume_info(spec)?.uuid == uuid {
+        match self.store.volume_info(spec)?.uuid == uuid {
             true => Ok(()),
             false => Err(Error::not_found(format!("volume {spec} is another one by now"))),
         }
@@ -240,7 +245,7 @@ impl Host for One {
     }
 
     fn meter(&self, _label: &str) -> Meter<'_> {
-        let resting = lazy::resting(self.asked.store(), &self.url);
+        let resting = lazy::resting(&self.store, &self.url);
         let volume = resting.into_iter().next().map_or_else(String::new, |volume| volume.name);
         let listed = self.jobs.begin("backup.restore", &volume);
         let mut told = Instant::now();
