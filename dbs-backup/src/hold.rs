@@ -91,6 +91,21 @@ impl BackupStore {
         self.remove_some(volume, &[held], work)
     }
 
+    /// Who rests on a backup, if it is there and held.
+    ///
+    /// # Errors
+    /// As [`BackupStore::restore`].
+    pub fn held_for(&self, volume: &str, backup: &str) -> Result<Option<String>> {
+        if !backup.starts_with(HELD) {
+            return Ok(None);
+        }
+        match self.facts(volume, backup) {
+            Ok(config) => Ok(config.held_for().map(str::to_owned)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Refuses what is held, of these backups.
     ///
     /// # Errors

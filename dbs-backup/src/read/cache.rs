@@ -72,6 +72,11 @@ impl<J> Cache<J> {
         (self.limit / 4 / size.max(1)).min(2 * self.parallel as u64) as usize
     }
 
+    /// A block, if it is in memory.
+    pub fn there(&self, name: BlockName) -> Option<Content> {
+        self.state().find(name).and_then(std::result::Result::ok)
+    }
+
     /// A block of `size` bytes, which `fetch` fetches if need be.
     ///
     /// # Errors
@@ -134,14 +139,15 @@ impl<J> Cache<J> {
         }
     }
 
-    /// Ends the work.
+    /// Ends the work, and lets go of all blocks.
     pub fn end(&self) {
         let mut state = self.state();
         state.ended = true;
         // What the jobs hold is let go without the lock.
         let queue = std::mem::take(&mut state.queue);
+        let there = state.make_room(0, 0);
         drop(state);
-        drop(queue);
+        drop((queue, there));
         self.changed.notify_all();
     }
 

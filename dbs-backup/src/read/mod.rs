@@ -4,6 +4,7 @@
 //! A backup that is open keeps a lock of its volume, as a restore does, so that nobody deletes its blocks. Without that
 //! lock a deletion is noticed: what is read is always compared with its name.
 
+mod breaker;
 mod cache;
 
 use crate::codec::Method;
@@ -11,13 +12,14 @@ use crate::config::{BackupConfig, Block};
 use crate::lock::{Kind, Lock};
 use crate::pool::Rate;
 use crate::store::BackupStore;
+use breaker::Breaker;
 use cache::Cache;
 use dbs_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 /// How backups are read.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +30,8 @@ pub struct ReadOptions {
     pub parallel: usize,
     /// Keep deletions away from what is open. That writes to the backup store.
     pub lock: bool,
+    /// How long nothing may come before a read fails at once, as long as others wait; `None`: all wait.
+    pub patience: Option<Duration>,
 }
 
 impl ReadOptions {
@@ -39,7 +43,7 @@ impl ReadOptions {
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        Self { cache: Self::CACHE, parallel: Self::PARALLEL, lock: true }
+        Self { cache: Self::CACHE, parallel: Self::PARALLEL, lock: true, patience: None }
     }
 }
 
@@ -51,6 +55,7 @@ pub struct Reader {
 struct Shared {
     store: BackupStore,
     cache: Cache<Job>,
+    breaker: Breaker,
     has_locks: bool,
     /// The lock of each volume, as long as somebody holds it.
     locks: Mutex<HashMap<String, Arc<Mutex<Weak<Lock>>>>>,
@@ -108,6 +113,7 @@ impl Reader {
         let shared = Arc::new(Shared {
             store,
             cache: Cache::new(options.cache, parallel),
+            breaker: Breaker::new(options.patience),
             has_locks: options.lock,
             locks: Mutex::default(),
         });
@@ -158,7 +164,7 @@ impl Reader {
         offset: u64,
         length: usize,
     ) -> Result<Piece> {
-        let Shared { cache, .. } = &*self.shared;
+        let Shared { cache, breaker, .. } = &*self.shared;
         let length = (length as u64).min(backup.size.saturating_sub(offset));
         let (blocks, size) = (&backup.config.blocks, backup.block_size);
         let index = blocks.partition_point(|block| block.offset + size <= offset);
@@ -169,6 +175,11 @@ impl Reader {
         if block.offset > offset {
             return Ok(Piece::Zeros((block.offset - offset) as usize));
         }
+        let there = cache.there(block.name);
+        let awaited = match &there {
+            Some(_) => None,
+            None => Some(breaker.enter(Instant::now())?),
+        };
         if let Some(depth) = place.touch(index, offset, length, cache.depth(size)) {
             let next = blocks.iter().skip(index + 1).take(depth);
             cache.ahead(
@@ -177,7 +188,14 @@ impl Reader {
                 }),
             );
         }
-        let content = cache.get(block.name, size, || self.shared.fetch(backup, block))?;
+        let content = match there {
+            Some(content) => Ok(content),
+            None => cache.get(block.name, size, || self.shared.fetch(backup, block)),
+        };
+        if let Some(awaited) = awaited {
+            awaited.ended(content.as_ref().err(), Instant::now());
+        }
+        let content = content?;
         let start = (offset - block.offset) as usize;
         let end = start + length.min(size - start as u64) as usize;
         if content.len() as u64 != size {
@@ -190,7 +208,7 @@ impl Reader {
 }
 
 impl Reader {
-    /// Ends it: what is on its way, and the end of each lock, fails with this try.
+    /// Ends it: what is on its way, and the end of each lock, fails with this try; what is not fails at once.
     pub fn end(&self) {
         self.shared.store.stop.store(true, Ordering::SeqCst);
         self.shared.cache.end();
@@ -230,6 +248,9 @@ impl Shared {
     }
 
     fn fetch(&self, backup: &OpenBackup, block: &Block) -> Result<Vec<u8>> {
+        if self.store.stop.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Io, "nothing more is read: the program ends"));
+        }
         let rate = Rate::new(None, &self.store.stop);
         let (name, size) = (block.name, backup.block_size);
         let fetched = self.store.fetch(&backup.volume, name, backup.method, size, &rate);

@@ -176,6 +176,8 @@ impl Serve {
         let tls = self.tls()?;
         let web_tls = tls.clone();
         let mut open = context.serving_options(self.read_only)?;
+        // Opening backups starts threads, which a server of devices must not have to wait for.
+        dbs_ublk::serve_devices_from_here();
         let backups = lazy::Given::open(context);
         open.backing.extend(backups.files());
         let options = ServeOptions {

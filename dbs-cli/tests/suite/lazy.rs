@@ -74,8 +74,13 @@ impl Sample {
     }
 
     fn serve(&self, args: &str) -> crate::support::Served {
+        self.serve_with(&self.held, args)
+    }
+
+    /// A server that brings this backup.
+    fn serve_with(&self, held: &str, args: &str) -> crate::support::Served {
         let mut command = self.command();
-        command.env("DBS_BACKING_BACKUP", &self.held);
+        command.env("DBS_BACKING_BACKUP", held);
         let nbd = format!("unix:{}", self.socket().display());
         command.args(["--json", "serve", "--nbd", &nbd]).args(args.split_whitespace());
         self.place.served(&mut command)
@@ -232,10 +237,57 @@ fn a_restore_that_was_cut_off_late_ends_with_what_has_come() {
     store.close().unwrap();
     let refused = sample.backup("restore --resume HELD").exits(2, "it was written").stderr;
     assert!(refused.contains("holds something"), "{refused}");
+    // Nor is it when all snapshots were made at night.
+    sample.dbs(&format!("snapshot create {second}@night")).ok("snapshot");
+    let refused = sample.backup("restore --resume HELD").exits(2, "it was written").stderr;
+    assert!(refused.contains("other snapshots"), "{refused}");
+    sample.dbs(&format!("snapshot delete {second}@night")).ok("delete");
     sample.dbs(&format!("snapshot rollback {second}@whole")).ok("rollback");
     sample.backup("restore --resume HELD").ok("resume");
     assert!(sample.exported("") == sample.content);
     assert!(sample.stands_alone());
+}
+
+/// The volume was deleted when all had come, or its restore was cut off between its last steps.
+#[test]
+fn what_is_left_behind_the_end_is_cleaned_up() {
+    let sample = Sample::new(false);
+    let second = sample.held.split("backup=").nth(1).unwrap().split('&').next().unwrap();
+    sample.backup(&format!("restore HELD {second}")).ok("all has come");
+    sample.dbs("volume delete v").ok("delete");
+    sample.backup("restore --resume HELD").ok("nothing rests on it");
+    assert_eq!(sample.dbs("volume list").ok("list").json(), serde_json::json!([]));
+    assert!(sample.held_backups().is_empty());
+
+    // Only the held backup is left: by a command, and by a server.
+    for by_server in [false, true] {
+        let made = sample.backup("restore --lazy URL?volume=vol&backup=backup-1 v").ok("lazy");
+        let held = made.json()["backing_backup"].as_str().unwrap().to_owned();
+        let sample = &sample;
+        sample.dbs("volume delete v").ok("delete");
+        assert_eq!(sample.held_backups().len(), 1);
+        if by_server {
+            let served = sample.serve_with(&held, "");
+            sample.wait("it is kept", |s| s.held_backups().is_empty());
+            served.stop();
+        } else {
+            sample.backup(&format!("restore --resume {held}")).ok("resume");
+            assert!(sample.held_backups().is_empty());
+        }
+    }
+}
+
+/// A volume that has the name of its backup is none that a lazy restore has made.
+#[test]
+fn a_plain_restore_goes_on_whatever_its_volume_is_called() {
+    let sample = Sample::new(true);
+    sample.backup("restore URL?volume=vol&backup=backup-1 backup-1").ok("restore");
+    let url = "restore --resume URL?volume=vol&backup=backup-1 backup-1";
+    let refused = sample.backup(url);
+    assert!(!refused.stderr.contains("none that a volume rests on"), "{}", refused.stderr);
+    // Nor is another volume than that which rests on it.
+    sample.backup("restore --resume HELD w").exits(10, "there is no volume `w`");
+    assert_eq!(sample.held_backups().len(), 1);
 }
 
 /// Whoever deletes the volume leaves nothing to do but to clean up.

@@ -24,6 +24,7 @@ mod documents;
 mod encryption;
 mod end_to_end;
 mod export;
+mod far;
 mod filesystem;
 mod filling;
 mod guards;

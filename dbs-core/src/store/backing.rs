@@ -10,6 +10,7 @@ use crate::meta::base::encode_base;
 use crate::meta::locks::Space;
 use crate::meta::plan::ReadPiece;
 use crate::units::{BLOCK_BYTES, SnapshotId};
+use crate::volume::Volume;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, PoisonError, Weak};
@@ -32,6 +33,12 @@ pub trait Backing: Send + Sync {
     /// # Errors
     /// If it cannot be read, or is damaged.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+
+    /// Whether a read may take minutes, as over a network. A server keeps those who wait for it from having all of its
+    /// threads.
+    fn is_far(&self) -> bool {
+        false
+    }
 }
 
 impl fmt::Debug for dyn Backing {
@@ -157,6 +164,22 @@ impl Store {
             attached: self.inner.file_of(&meta, base).is_ok(),
             end: meta.snapshot(base).size,
         }))
+    }
+}
+
+impl Volume {
+    /// Whether it rests on a file that [is far](Backing::is_far).
+    #[must_use]
+    pub fn rests_far(&self) -> bool {
+        let inner = self.store();
+        let is_far = |file: &Weak<dyn Backing>| file.upgrade().is_some_and(|file| file.is_far());
+        // Most stores have none, and need not be asked more.
+        if !inner.files.lock().unwrap_or_else(PoisonError::into_inner).values().any(is_far) {
+            return false;
+        }
+        let meta = inner.meta();
+        let base = meta.base_under(self.source(&meta));
+        base.and_then(|base| inner.file_of(&meta, base).ok()).is_some_and(|file| file.is_far())
     }
 }
 

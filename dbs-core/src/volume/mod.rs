@@ -248,11 +248,11 @@ impl Volume {
         Ok(())
     }
 
-    fn store(&self) -> &Inner {
+    pub(crate) fn store(&self) -> &Inner {
         &self.handle.store
     }
 
-    fn source(&self, meta: &Meta) -> SnapshotId {
+    pub(crate) fn source(&self, meta: &Meta) -> SnapshotId {
         self.handle.snapshot.unwrap_or_else(|| meta.volume(self.handle.volume).head)
     }
 

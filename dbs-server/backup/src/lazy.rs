@@ -17,11 +17,14 @@ use dbs_core::{Backing, Error, ErrorKind, Result, Store};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// How identities of backups begin.
 const KIND: &str = "backup ";
 /// Bytes of blocks that are kept in memory: what was read once and is needed again soon.
 const CACHE: u64 = 64 << 20;
+/// How long nothing may come before reads fail at once, but for one at a time.
+const SILENCE: Duration = Duration::from_secs(60);
 /// The snapshot of the second volume that shows all of the backup.
 const WHOLE: &str = "whole";
 
@@ -44,7 +47,12 @@ impl BackupFile {
     pub fn open(url: &Url, backups: BackupStore) -> Result<Self> {
         let (volume, name) = url.need_backup()?;
         // What is held is not deleted: no lock is needed, and deletions of others go on.
-        let options = ReadOptions { lock: false, cache: CACHE, ..ReadOptions::default() };
+        let options = ReadOptions {
+            lock: false,
+            cache: CACHE,
+            patience: Some(SILENCE),
+            ..ReadOptions::default()
+        };
         let reader = Reader::start(backups, options)?;
         let backup = reader.open(volume, name)?;
         if backup.config().held_for().is_none() {
@@ -63,6 +71,11 @@ impl BackupFile {
             format!("{}{size} bytes, sha256 of its blocks {content}", begins(volume, name));
         let (url, place, reads) = (url.clone(), Place::default(), AtomicUsize::new(0));
         Ok(Self { identity, url, reader, backup, place, reads })
+    }
+
+    /// Ends it: reads fail, those on their way with this try.
+    pub fn end(&self) {
+        self.reader.end();
     }
 
     /// Whether somebody reads it at this moment.
@@ -111,6 +124,10 @@ impl Backing for BackupFile {
         self.backup.size()
     }
 
+    fn is_far(&self) -> bool {
+        true
+    }
+
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let read = self.read(offset, buf);
@@ -143,11 +160,18 @@ pub fn resting(store: &Store, url: &Url) -> Vec<VolumeInfo> {
     volumes
 }
 
-/// Whether there is something to do for [`bring`].
-#[must_use]
-pub fn is_begun(store: &Store, url: &Url) -> bool {
-    let is_second = |volume: &VolumeInfo| Some(&volume.name) == url.backup.as_ref();
-    store.volumes(false).iter().any(|volume| is_second(volume) || rests_on(volume, url))
+/// Whether a backup is held for a volume of this store, whatever has become of that.
+///
+/// # Errors
+/// Those of the backup store.
+pub fn is_own(uuid: &str, url: &Url, backups: &BackupStore) -> Result<bool> {
+    let (volume, name) = url.need_backup()?;
+    let held_for = backups.held_for(volume, name)?;
+    Ok(held_for.is_some_and(|held_for| held_for.ends_with(&of_store(uuid))))
+}
+
+fn of_store(uuid: &str) -> String {
+    format!(" of store {uuid}")
 }
 
 /// Makes a volume that rests on a backup, and returns it and the URL of what is held for it. `open` opens the backup
@@ -167,7 +191,7 @@ pub fn begin(
         return Err(Error::new(ErrorKind::Exists, text));
     }
     let backups = open()?;
-    let held_for = format!("volume {name} of store {}", store.info().uuid);
+    let held_for = format!("volume {name}{}", of_store(&store.info().uuid));
     let held = backups.hold(wanted.volume, wanted.backup, &held_for)?;
     let url = url.with(wanted.volume, Some(&held));
     let made = open().and_then(|reading| {
@@ -179,14 +203,16 @@ pub fn begin(
         Err(error) => {
             match backups.let_go(wanted.volume, &held, &mut Work::new(&mut |_, _| true)) {
                 Ok(_) => Err(error),
-                Err(kept) => Err(error.context(format!("{url} is kept ({kept})"))),
+                Err(kept) => Err(error.context(format!(
+                    "{url} is kept ({kept}): delete it with `dbs backup delete --held`"
+                ))),
             }
         }
     }
 }
 
 /// Brings all of a backup into a store, and has the volume that rests on it stand alone. Returns its name; nothing if no
-/// volume rests on the backup, and the second volume is not there either.
+/// volume rests on the backup any more: then what has come is deleted.
 ///
 /// It can be done again after it was cut off anywhere: then it goes on.
 ///
@@ -206,13 +232,19 @@ pub fn bring(
     if on.is_empty() {
         let Some(second) = second else { return Ok(None) };
         // Cut off right before the end, or the volume was deleted.
+        if !second.rebuilding {
+            check_untouched(store, held)?;
+        }
         let uuid = Some(second.uuid);
         host.clean_up(&Request::VolumeDelete { volume: held.to_owned(), uuid, rebuilding: false })?;
-        return Ok(Some(held.to_owned()));
+        return Ok(None);
     }
     on.retain(|volume| volume.origin.is_none());
     let Some(on) = on.into_iter().next() else {
-        return Err(Error::busy(format!("only clones rest on {}", file.name())));
+        return Err(Error::busy(format!(
+            "only clones of the volume that was restored rest on {}: delete them, or copy them with `dbs send`",
+            file.name()
+        )));
     };
     if on.backing.as_deref() != Some(file.identity()) {
         return Err(Error::invalid(format!(
@@ -244,8 +276,23 @@ pub fn bring(
         })?;
         drop(filled);
     }
+    // Others can open it from then on, and days may pass.
+    check_untouched(store, held)?;
     store.adopt(&on.name, held)?;
     Ok(Some(on.name))
+}
+
+/// Checks that the second volume shows what was brought: nobody has frozen anything above.
+fn check_untouched(store: &Store, held: &str) -> Result<()> {
+    let others =
+        store.snapshots(held, false)?.into_iter().filter(|snapshot| snapshot.name != WHOLE);
+    match others.count() {
+        0 => Ok(()),
+        _ => Err(Error::invalid(format!(
+            "volume {held} has other snapshots than `{WHOLE}`, which show what somebody has written to it: delete that volume, \
+             and the backup is brought again"
+        ))),
+    }
 }
 
 /// Deletes a held backup on which no volume rests any more, if somebody else has not yet.

@@ -69,7 +69,7 @@ pub use offline::Offline;
 pub use peer::{Charge, HEADER_MAX_BYTES, Limits, Protocol, Ready};
 pub use peers::{Event, Peers};
 pub use pieces::{DISCARD_MAX_BYTES, Pieces, ZEROES_MAX_BYTES, piece};
-pub use pool::{Pool, Work, lock, wait_while};
+pub use pool::{Pool, Work, lock, turns_of, wait_while};
 pub use requests::Requests;
 pub use socket::Socket;
 pub use stored::{Deliver, Report};

@@ -5,6 +5,7 @@
 //! at a time. What all clients wait for, such as commits, comes first, and some threads do nothing else.
 //! The queue needs no limit of its own: connections limit what they have in flight.
 
+use dbs_core::Volume;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,13 @@ use std::thread::{self, JoinHandle};
 const WORKERS_PER_RESERVED: usize = 4;
 /// Of so many workers, a client has one at a time.
 const WORKERS_PER_SHARE: usize = 2;
+
+/// What a client is to whoever gives out turns. All who wait for a file that is far ([`Volume::rests_far`]) are one: with
+/// many connections, too, they have one share of the workers.
+#[must_use]
+pub fn turns_of(volume: &Volume, client: u64) -> u64 {
+    if volume.rests_far() { u64::MAX } else { client }
+}
 
 /// What a worker does for a client.
 pub trait Work: Send {

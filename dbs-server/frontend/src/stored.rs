@@ -9,7 +9,7 @@ use super::demand::{Answer, Demand, User};
 use super::direct::{Direct, Ended, Plan, Storage};
 use super::flushing::{Flushing, Going};
 use super::pieces::{DISCARD_MAX_BYTES, ZEROES_MAX_BYTES, piece};
-use super::pool::{Pool, Work};
+use super::pool::{Pool, Work, turns_of};
 use dbs_core::volume::Finish;
 use dbs_core::{Error, ErrorKind, Store};
 use dbs_reactor::{Buf, Io};
@@ -227,7 +227,7 @@ impl<T: Copy + Send + 'static> Stored<T> {
     fn work_read(&self, io: &mut Io, user: &Arc<User>, request: T, (at, length): (u64, usize)) {
         let (user, deliver) = (Arc::clone(user), Arc::clone(&self.deliver));
         let mut buf = io.buffers().take(length);
-        self.pool.submit_once(user.client, move || {
+        self.pool.submit_once(turns_of(user.volume(), user.client), move || {
             let result = run(|| user.volume().read_at(at, &mut buf));
             drop(user);
             deliver(Report(News::Read(request, buf, result)));
@@ -253,7 +253,7 @@ impl<T: Copy + Send + 'static> Stored<T> {
             }
             Ok(None) => {
                 let (user, deliver) = (Arc::clone(user), Arc::clone(&self.deliver));
-                self.pool.submit_once(user.client, move || {
+                self.pool.submit_once(turns_of(user.volume(), user.client), move || {
                     let result = run(|| user.volume().write_at(offset, &payload, durable));
                     drop(user);
                     deliver(Report(News::Done(request, result)));
@@ -274,7 +274,7 @@ impl<T: Copy + Send + 'static> Stored<T> {
         let end = at.checked_add(length).filter(|end| *end <= user.volume().size());
         let Some(end) = end else { return self.answer(request, Err(libc::EINVAL)) };
         let deliver = Arc::clone(&self.deliver);
-        let (client, user) = (user.client, Some(Arc::clone(user)));
+        let (client, user) = (turns_of(user.volume(), user.client), Some(Arc::clone(user)));
         let work = LongWork { request, kind, at, end, commit, user, deliver };
         self.pool.submit(client, work);
     }

@@ -11,8 +11,8 @@ use dbs_reactor::Thread;
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -42,16 +42,17 @@ pub fn start_listening(
 ) -> io::Result<ServerHandle> {
     let pool = Pool::start("nbd-worker", options.workers.max(1))?;
     let shared = Shared::new(exports, options, pool);
-    let (mut handle, listening) = ServerHandle::new(&shared, listeners)?;
+    let (handle, listening) = ServerHandle::new(&shared, listeners)?;
     let wanted = 0..shared.options.reactors.max(1);
     let started: Vec<_> = wanted.map(|index| start_reactor(&shared, index)).collect();
     let (started, failed): (Vec<_>, Vec<_>) = started.into_iter().partition(Result::is_ok);
-    handle.reactors = started.into_iter().flatten().collect();
+    let started: Vec<_> = started.into_iter().flatten().collect();
     let deliver = |thread: &Thread<Message>| -> Deliver {
         let remote = thread.remote();
         Box::new(move |message| remote.send(message))
     };
-    let reactors = handle.reactors.iter().map(deliver).collect();
+    let reactors = started.iter().map(deliver).collect();
+    lock(&handle.reactors).extend(started);
     shared.reactors.get_or_init(|| reactors);
     if let Some(Err(error)) = failed.into_iter().next() {
         return Err(error);
@@ -66,7 +67,7 @@ pub(super) fn start_on(
     shared: &Arc<Shared>,
     addresses: &[Listen],
 ) -> io::Result<ServerHandle> {
-    let (mut handle, listening) = ServerHandle::new(shared, bind(addresses)?)?;
+    let (handle, listening) = ServerHandle::new(shared, bind(addresses)?)?;
     shared.reactors.get_or_init(|| reactors);
     handle.accept(listening)?;
     Ok(handle)
@@ -90,8 +91,8 @@ type Listening = (Vec<Listener>, UnixStream);
 pub struct ServerHandle {
     shared: Arc<Shared>,
     addresses: Vec<Listen>,
-    acceptor: Option<JoinHandle<()>>,
-    reactors: Vec<Thread<Message>>,
+    acceptor: Mutex<Option<JoinHandle<()>>>,
+    reactors: Mutex<Vec<Thread<Message>>>,
     wake: UnixStream,
 }
 
@@ -100,15 +101,16 @@ impl ServerHandle {
     fn new(shared: &Arc<Shared>, listeners: Vec<Listener>) -> io::Result<(Self, Listening)> {
         let addresses = listeners.iter().map(Listener::address).collect::<io::Result<Vec<_>>>()?;
         let (wake, woken) = UnixStream::pair()?;
-        let (shared, reactors) = (Arc::clone(shared), Vec::new());
-        Ok((Self { shared, addresses, acceptor: None, reactors, wake }, (listeners, woken)))
+        let (shared, acceptor, reactors) = (Arc::clone(shared), Mutex::default(), Mutex::default());
+        Ok((Self { shared, addresses, acceptor, reactors, wake }, (listeners, woken)))
     }
 
-    fn accept(&mut self, (listeners, woken): Listening) -> io::Result<()> {
+    fn accept(&self, (listeners, woken): Listening) -> io::Result<()> {
         if !listeners.is_empty() {
             let (acceptor, shared) =
                 (thread::Builder::new().name("nbd-accept".into()), Arc::clone(&self.shared));
-            self.acceptor = Some(acceptor.spawn(move || shared.accept(&listeners, &woken))?);
+            let acceptor = acceptor.spawn(move || shared.accept(&listeners, &woken))?;
+            *lock(&self.acceptor) = Some(acceptor);
         }
         Ok(())
     }
@@ -170,16 +172,17 @@ impl ServerHandle {
 
     /// Stops accepting, lets requests in flight finish, closes all connections and waits for
     /// that. Clients have [`ServerOptions::stop_grace`] to take their last replies.
-    pub fn stop(mut self) {
-        self.stop_now();
+    pub fn stop(self) {
+        self.end();
     }
 
-    fn stop_now(&mut self) {
+    /// As [`ServerHandle::stop`], also if others have it: it takes no more clients then.
+    pub fn end(&self) {
         let shared = &self.shared;
         shared.stopping.store(true, Ordering::SeqCst);
         // Wakes the acceptor, which sees the end of the stream.
         let _ = self.wake.shutdown(Shutdown::Both);
-        if let Some(acceptor) = self.acceptor.take() {
+        if let Some(acceptor) = lock(&self.acceptor).take() {
             // A panic there has been reported already.
             let _ = acceptor.join();
         }
@@ -199,13 +202,13 @@ impl ServerHandle {
         shared.tell_reactors(|| Message::Abort);
         drop(wait_while(&shared.gone, registry, |r| !r.clients.is_empty()));
         shared.tell_reactors(|| Message::End);
-        self.reactors.drain(..).for_each(Thread::join);
+        lock(&self.reactors).drain(..).for_each(Thread::join);
         shared.pool.stop();
     }
 }
 
 impl Drop for ServerHandle {
     fn drop(&mut self) {
-        self.stop_now();
+        self.end();
     }
 }

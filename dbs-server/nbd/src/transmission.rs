@@ -17,7 +17,7 @@ use dbs_core::Volume;
 use dbs_core::volume::Finish;
 use dbs_frontend::{
     Charge, Commits, Delayed, Direct, Ended, Event, Fate, Flushing, Going, HEADER_MAX_BYTES,
-    Limits, Peers, Plan, Protocol, Ready, Storage, Work,
+    Limits, Peers, Plan, Protocol, Ready, Storage, Work, turns_of,
 };
 use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use std::io;
@@ -286,6 +286,7 @@ impl Transmission {
         let steps = Steps::new(&session, &admitted, payload.as_deref().unwrap_or_default());
         let known = Arc::clone(known);
         let client = known.peer.id;
+        let client = session.volume().map_or(client, |volume| turns_of(volume, client));
         let state = Some(JobState { session, admitted, payload, steps });
         let job = Job { peer: number, known, remote, state };
         self.shared.pool.submit(client, job);

@@ -242,7 +242,7 @@ impl Serving {
         self.service.execute(request, &mut |_| true)
     }
 
-    /// What answers questions about it. It must be dropped before the server is stopped.
+    /// What answers questions about it, until the server is stopped.
     #[must_use]
     pub fn asked(&self) -> Arc<dyn Asked> {
         Arc::clone(&self.service) as Arc<dyn Asked>
@@ -302,10 +302,8 @@ impl Serving {
         self.vhost.iter().for_each(|vhost| vhost.stop());
         self.nvme.iter().for_each(|nvme| nvme.stop());
         drop(self.service);
-        // The control connections, which shared it, are gone; if not, dropping it must do.
-        if let Some(nbd) = Arc::into_inner(self.nbd) {
-            nbd.stop();
-        }
+        // Whoever still has it: its clients see it end before the store is closed.
+        self.nbd.end();
         self.housekeeping.stop();
         self.store.close()
     }

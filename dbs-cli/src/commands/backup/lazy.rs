@@ -33,22 +33,29 @@ pub fn begin(context: &Context, url: &Url, name: &str) -> Result<()> {
     context.done(&value, &text)
 }
 
-/// Whether a restore that was begun in this way is to be ended.
-pub fn is_begun(target: &Target, url: &Url) -> Result<bool> {
-    let (_, held) = url.need_backup()?;
-    let volumes = target.access()?.volumes()?;
-    Ok(volumes.iter().any(|volume| volume.name == held || lazy::rests_on(volume, url)))
+/// Whether a restore that was begun in this way is to be ended, by who names this volume or none.
+pub fn is_begun(target: &Target, url: &Url, wanted: Option<&str>) -> Result<bool> {
+    let rests = target.access()?.volumes()?.into_iter().find(|volume| lazy::rests_on(volume, url));
+    match (rests, wanted) {
+        (Some(rests), Some(wanted)) => Ok(rests.name == wanted),
+        (Some(_), None) => Ok(true),
+        (None, Some(_)) => Ok(false),
+        // Cut off right before the end, or the volume was deleted.
+        (None, None) => idle(target)
+            .map_or(Ok(false), |store| lazy::is_own(&store.info().uuid, url, &open(url)?)),
+    }
 }
 
-/// Brings the rest of the backup into the store; returns the volume's name.
-pub fn finish(context: &Context, target: &Target, url: &Url, pace: Pace) -> Result<String> {
+/// Brings the rest of the backup into the store; returns the volume's name, if it is there.
+pub fn finish(context: &Context, target: &Target, url: &Url, pace: Pace) -> Result<Option<String>> {
     let Some(store) = idle(target) else {
-        return Err(Error::busy("the server of the store brings the rest of this backup"));
+        return Err(Error::busy(
+            "the server of the store brings the rest of this backup, if it was started with --backing-backup",
+        ));
     };
     let file = BackupFile::open(url, open(url)?)?;
     let host = Commands { context, target };
     let name = lazy::bring(&host, store, &file, &open(url)?, pace)?;
-    let name = name.ok_or_else(|| Error::not_found(format!("no volume rests on {url}")))?;
     drop(file);
     if let Err(error) = open(url).and_then(|backups| lazy::let_go(url, &backups)) {
         output::warn(&format!(

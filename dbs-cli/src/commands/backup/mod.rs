@@ -95,8 +95,9 @@ impl Restore {
             return lazy::begin(context, &self.url, &name);
         }
         let (value, restored) = context.with(true, |target| {
-            if self.resume && lazy::is_begun(target, &self.url)? {
+            if self.resume && lazy::is_begun(target, &self.url, self.volume.as_deref())? {
                 let volume = lazy::finish(context, target, &self.url, self.pace.pace())?;
+                let Some(volume) = volume else { return Ok((Value::Null, None)) };
                 let show = Request::VolumeShow { volume, usage: true };
                 return Ok((target.call(context, &show)?, None));
             }
@@ -107,8 +108,13 @@ impl Restore {
             Ok((target.call(context, &show)?, Some(restored)))
         })?;
         let Some(Restored { data, downloaded, .. }) = restored else {
-            let name = value["name"].as_str().unwrap_or_default();
-            return context.done(&value, &format!("all of volume {name} is in the store"));
+            let text = match value["name"].as_str() {
+                Some(name) => format!("all of volume {name} is in the store"),
+                None => {
+                    format!("no volume rests on {} any more, and nothing of it is left", self.url)
+                }
+            };
+            return context.done(&value, &text);
         };
         let (data, downloaded) = (format_size(data), format_size(downloaded));
         context.done(&value, &format!("restored volume {name}, {data} written, {downloaded} read"))

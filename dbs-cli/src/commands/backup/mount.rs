@@ -73,6 +73,7 @@ impl Mount {
                 cache: self.cache,
                 parallel: self.parallel.into(),
                 lock: !self.no_lock,
+                patience: None,
             },
             allow_other: self.how.allow_other(),
             warn: Box::new(output::warn),

@@ -5,7 +5,7 @@ use crate::context::Context;
 use clap::Args;
 use dbs_backup::url::Url;
 use dbs_control::api::Request;
-use dbs_core::{Backing, Error, Result, Store};
+use dbs_core::{Backing, Error, ErrorKind, Result, Store};
 use dbs_server::asked::Asked;
 use dbs_server::jobs::Jobs;
 use dbs_server::serve::Serving;
@@ -15,9 +15,9 @@ use dbs_volume_backup::lazy::{self, BackupFile};
 use dbs_volume_backup::{Host, Meter, Pace};
 use serde_json::Value;
 use std::num::NonZeroU64;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,12 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Between the first try and the second, and between later ones at most.
 const RETRY: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
-/// The pause after a try that has failed, as a multiple of how long that took.
+/// As the second one, if it is not the backup store that is away: somebody has to do something first.
+const RETRY_LATE: Duration = Duration::from_secs(300);
+/// The pause after a try that has failed and has brought nothing, as a multiple of how long that took, and at most: for a
+/// store that is away, and for damage.
 const SHARE: u32 = 4;
+const SHARE_MAX: [Duration; 2] = [Duration::from_secs(600), Duration::from_secs(3600)];
 /// Between two lines in the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the end of the server waits for a request to a backup store that is on its way.
@@ -50,18 +54,20 @@ pub struct Given(Vec<(Url, Option<Arc<BackupFile>>)>);
 impl Given {
     /// Opens the backups that a server was given. What fails is tried again while the store is served.
     pub fn open(context: &Context) -> Self {
+        let deadline = Instant::now() + PATIENCE;
         let opening: Vec<_> = context
             .backing_backups()
             .iter()
             .map(|url| {
                 let (sender, receiver) = channel();
                 let place = url.clone();
-                // One that comes late is opened once more.
-                thread::spawn(move || sender.send(open_file(&place)));
+                let opening = thread::Builder::new().name("backup-open".to_owned());
+                // One that comes late is opened once more; so is one for which there is no thread.
+                let _opens =
+                    opening.spawn(move || sender.send(until(deadline, || open_file(&place))));
                 (url.clone(), receiver)
             })
             .collect();
-        let deadline = Instant::now() + PATIENCE;
         let opened = opening.into_iter().map(|(url, receiver)| {
             let left = deadline.saturating_duration_since(Instant::now());
             let file = receiver.recv_timeout(left).ok().and_then(Result::ok);
@@ -76,14 +82,30 @@ impl Given {
     }
 }
 
+/// Does something again while nobody answers, until a time: names and networks may come up in these seconds.
+fn until<T>(deadline: Instant, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match work() {
+            Err(error) if error.kind() == ErrorKind::Io && Instant::now() + RETRY[0] < deadline => {
+                thread::sleep(RETRY[0]);
+            }
+            done => return done,
+        }
+    }
+}
+
 fn open_file(url: &Url) -> Result<Arc<BackupFile>> {
     let backups = open(url).map_err(|error| error.context(url))?;
     BackupFile::open(url, backups).map(Arc::new)
 }
 
+/// Files that are open.
+type Files = Arc<Mutex<Vec<Arc<BackupFile>>>>;
+
 /// What brings backups into the store while it is served.
 pub struct Bringing {
     stop: Arc<AtomicBool>,
+    files: Files,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -98,16 +120,20 @@ impl Bringing {
         options: &Restoring,
         read_only: bool,
     ) -> Result<Self> {
-        let mut bringing = Self { stop: Arc::default(), threads: Vec::new() };
+        let mut bringing =
+            Self { stop: Arc::default(), files: Arc::default(), threads: Vec::new() };
         let rate = options.restore_rate.and_then(NonZeroU64::new);
         for (url, file) in given.0 {
             let one = One {
-                asked: serving.asked(),
+                asked: Arc::downgrade(&serving.asked()),
+                store: serving.store().clone(),
                 jobs: serving.jobs(),
                 url,
                 pace: Pace { workers: WORKERS, rate },
                 read_only,
                 stop: Arc::clone(&bringing.stop),
+                files: Arc::clone(&bringing.files),
+                reached: AtomicU64::new(0),
             };
             let thread = thread::Builder::new().name("restore".to_owned());
             match thread.spawn(move || one.run(file)) {
@@ -121,10 +147,12 @@ impl Bringing {
         Ok(bringing)
     }
 
-    /// Ends it; the next server goes on. What waits for a backup store that does not answer fails later, as the store is
-    /// closed then.
+    /// Ends it; the next server goes on. What waits for a backup store that does not answer fails with its present try, so
+    /// that clients' reads do not keep the server from its end for longer.
     pub fn stop(self) {
         self.stop.store(true, Ordering::SeqCst);
+        let files = std::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner));
+        files.iter().for_each(|file| file.end());
         let deadline = Instant::now() + END_PATIENCE;
         for thread in self.threads {
             while !thread.is_finished() && Instant::now() < deadline {
@@ -139,18 +167,22 @@ impl Bringing {
 
 /// One backup that is brought in.
 struct One {
-    asked: Arc<dyn Asked>,
+    /// Nothing that waits for a backup store keeps the server from its end.
+    asked: Weak<dyn Asked>,
+    store: Store,
     jobs: Arc<Jobs>,
     url: Url,
     pace: Pace,
     read_only: bool,
     stop: Arc<AtomicBool>,
+    files: Files,
+    /// Most bytes that a try has gone through.
+    reached: AtomicU64,
 }
 
 impl One {
     fn run(&self, file: Option<Arc<BackupFile>>) {
-        if !lazy::is_begun(self.store(), &self.url) {
-            log::warn("restore", &[("backup", &self.url), ("warning", &"no volume rests on it")]);
+        if !self.is_needed() {
             return;
         }
         // As long as it is not known that nobody needs it, the store has it.
@@ -158,40 +190,67 @@ impl One {
         else {
             return;
         };
-        let _attached = self.store().attach_backing(Arc::clone(&file) as Arc<dyn Backing>);
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&file));
+        if self.is_over() {
+            return file.end();
+        }
+        let _attached = self.store.attach_backing(Arc::clone(&file) as Arc<dyn Backing>);
         if self.read_only {
             return self.wait(|| false);
         }
-        let bring = || lazy::bring(self, self.store(), &file, &open(&self.url)?, self.pace);
+        let bring = || lazy::bring(self, &self.store, &file, &open(&self.url)?, self.pace);
         let Some(volume) = self.again(bring) else { return };
         log::info("restored", &[("volume", &volume.unwrap_or_default()), ("from", &self.url)]);
         // Reads that began before the volume stood alone.
         self.wait(|| !file.is_read());
         self.again(|| lazy::let_go(&self.url, &open(&self.url)?));
+        // Nobody reads it any more.
+        file.end();
+    }
+
+    /// Whether there is anything to do with the backup. A server before this one may have been cut off right before the
+    /// end.
+    fn is_needed(&self) -> bool {
+        let uuid = self.store.info().uuid;
+        let is_own = || lazy::is_own(&uuid, &self.url, &open(&self.url)?);
+        if !lazy::resting(&self.store, &self.url).is_empty() {
+            return true;
+        }
+        let needed = self.again(is_own).unwrap_or_default();
+        if !needed && !self.is_over() {
+            let warning = "no volume rests on it; if it is held for one that is gone, `dbs backup delete --held` deletes it";
+            log::warn("restore", &[("backup", &self.url), ("warning", &warning)]);
+        }
+        needed
     }
 
     /// Does something until it succeeds, or the server ends.
     fn again<T>(&self, mut work: impl FnMut() -> Result<T>) -> Option<T> {
-        let [mut pause, longest] = RETRY;
+        let mut pause = RETRY[0];
         let mut before = String::new();
         loop {
             if self.is_over() {
                 return None;
             }
-            let begun = Instant::now();
-            let error = match work() {
+            let (begun, reached) = (Instant::now(), self.reached.load(Ordering::SeqCst));
+            let failed = match work() {
                 Ok(done) => return Some(done),
-                Err(error) => error.to_string(),
+                Err(error) => error,
             };
+            let has_brought = self.reached.load(Ordering::SeqCst) > reached;
+            let next = pause_after(failed.kind(), pause, begun.elapsed(), has_brought);
+            let error = failed.to_string();
             // Once, and not each time it fails in the same way.
             if error != before && !self.is_over() {
-                log::warn("restore", &[("backup", &self.url), ("error", &error)]);
+                let seconds = next.as_secs();
+                let fields: [(&str, &dyn std::fmt::Display); 3] =
+                    [("backup", &self.url), ("error", &error), ("next_try_in_s", &seconds)];
+                log::warn("restore", &fields);
                 before = error;
             }
-            // What has come is read again by the next try, which may be much.
-            let next = Instant::now() + pause.max(begun.elapsed() * SHARE);
-            self.wait(|| Instant::now() >= next);
-            pause = longest.min(pause * 2);
+            let then = Instant::now() + next;
+            self.wait(|| Instant::now() >= then);
+            pause = RETRY_LATE.min(pause * 2);
         }
     }
 
@@ -202,8 +261,10 @@ impl One {
         }
     }
 
-    fn store(&self) -> &Store {
-        self.asked.store()
+    fn asked(&self) -> Result<Arc<dyn Asked>> {
+        self.asked
+            .upgrade()
+            .ok_or_else(|| Error::new(ErrorKind::Interrupted, "the server has ended"))
     }
 
     fn is_over(&self) -> bool {
@@ -211,21 +272,33 @@ impl One {
     }
 }
 
+/// How long to wait after a try that took so long. The next one reads again what has come, which may be much: if nothing
+/// is gained by that, it is not done all the time.
+fn pause_after(kind: ErrorKind, pause: Duration, took: Duration, has_brought: bool) -> Duration {
+    let [away, other] = SHARE_MAX;
+    let (longest, share) = match kind {
+        ErrorKind::Io | ErrorKind::NotFound => (RETRY[1], away),
+        _ => (RETRY_LATE, other),
+    };
+    let pause = pause.min(longest);
+    if has_brought { pause } else { pause.max(took.saturating_mul(SHARE).min(share)) }
+}
+
 impl Host for One {
     fn store(&self) -> Result<&(dyn StoreAccess + Sync)> {
-        Ok(self.asked.store())
+        Ok(&self.store)
     }
 
     fn call(&self, request: &Request) -> Result<Value> {
-        self.asked.command(request, &mut || !self.is_over())
+        self.asked()?.command(request, &mut || !self.is_over())
     }
 
     fn clean_up(&self, request: &Request) -> Result<()> {
-        self.asked.command(request, &mut || true).map(drop)
+        self.asked()?.command(request, &mut || true).map(drop)
     }
 
     fn check_same(&self, spec: &str, uuid: &str) -> Result<()> {
-        match self.asked.store().volume_info(spec)?.uuid == uuid {
+        match self.store.volume_info(spec)?.uuid == uuid {
             true => Ok(()),
             false => Err(Error::not_found(format!("volume {spec} is another one by now"))),
         }
@@ -240,12 +313,13 @@ impl Host for One {
     }
 
     fn meter(&self, _label: &str) -> Meter<'_> {
-        let resting = lazy::resting(self.asked.store(), &self.url);
+        let resting = lazy::resting(&self.store, &self.url);
         let volume = resting.into_iter().next().map_or_else(String::new, |volume| volume.name);
         let listed = self.jobs.begin("backup.restore", &volume);
         let mut told = Instant::now();
         Box::new(move |done, total| {
             listed.update(done, total);
+            self.reached.fetch_max(done, Ordering::SeqCst);
             if told.elapsed() >= LOG_INTERVAL {
                 told = Instant::now();
                 let fields: [(&str, &dyn std::fmt::Display); 3] =
@@ -254,5 +328,44 @@ impl Host for One {
             }
             !self.is_over()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_is_by_what_failed_and_what_was_gained() {
+        let seconds = Duration::from_secs;
+        let after = |kind, pause, took, has_brought| {
+            pause_after(kind, seconds(pause), seconds(took), has_brought).as_secs()
+        };
+        // Ten hours of a restore, and then a connection that was dropped.
+        assert_eq!(after(ErrorKind::Io, 300, 36000, true), 10);
+        assert_eq!(after(ErrorKind::Io, 1, 1, true), 1);
+        // Hours of comparing, and the backup store is still away.
+        assert_eq!(after(ErrorKind::Io, 10, 36000, false), 600);
+        assert_eq!(after(ErrorKind::NotFound, 300, 0, false), 10);
+        // A damaged block behind much that has come, and behind little.
+        assert_eq!(after(ErrorKind::Corrupt, 10, 36000, false), 3600);
+        assert_eq!(after(ErrorKind::Corrupt, 10, 1, false), 10);
+        assert_eq!(after(ErrorKind::Busy, 300, 0, false), 300);
+    }
+
+    #[test]
+    fn a_backup_store_that_comes_up_late_is_opened() {
+        let mut tries = 0;
+        let mut work = || {
+            tries += 1;
+            if tries < 3 { Err(Error::new(ErrorKind::Io, "refused")) } else { Ok(tries) }
+        };
+        assert_eq!(until(Instant::now() + Duration::from_secs(3600), &mut work).unwrap(), 3);
+        let mut tries = 0;
+        let wrong = until(Instant::now() + Duration::from_secs(3600), || -> Result<()> {
+            tries += 1;
+            Err(Error::invalid("no such key"))
+        });
+        assert_eq!((wrong.unwrap_err().kind(), tries), (ErrorKind::Invalid, 1));
     }
 }
