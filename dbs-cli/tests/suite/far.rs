@@ -105,9 +105,9 @@ fn who_waits_for_a_silent_file_leaves_workers_to_others() {
         })
         .collect();
     let in_flight = || {
-        let list = serving.execute(&Request::ClientList { interval_ms: None }).unwrap();
-        let of = |client: &serde_json::Value| client["in_flight"].as_u64().unwrap();
-        list.as_array().unwrap().iter().map(of).sum::<u64>()
+        let top = serving.execute(&Request::Top).unwrap();
+        let of = |client: &serde_json::Value| client["load"]["in_flight"].as_u64().unwrap_or(0);
+        top["clients"].as_array().unwrap().iter().map(of).sum::<u64>()
     };
     while in_flight() < 6 {
         thread::sleep(Duration::from_millis(5));

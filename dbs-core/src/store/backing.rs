@@ -10,7 +10,6 @@ use crate::meta::base::encode_base;
 use crate::meta::locks::Space;
 use crate::meta::plan::ReadPiece;
 use crate::units::{BLOCK_BYTES, SnapshotId};
-use crate::volume::Volume;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, PoisonError, Weak};
@@ -167,22 +166,6 @@ impl Store {
     }
 }
 
-impl Volume {
-    /// Whether it rests on a file that [is far](Backing::is_far).
-    #[must_use]
-    pub fn rests_far(&self) -> bool {
-        let inner = self.store();
-        let is_far = |file: &Weak<dyn Backing>| file.upgrade().is_some_and(|file| file.is_far());
-        // Most stores have none, and need not be asked more.
-        if !inner.files.lock().unwrap_or_else(PoisonError::into_inner).values().any(is_far) {
-            return false;
-        }
-        let meta = inner.meta();
-        let base = meta.base_under(self.source(&meta));
-        base.and_then(|base| inner.file_of(&meta, base).ok()).is_some_and(|file| file.is_far())
-    }
-}
-
 impl Inner {
     /// Says in the superblock that there is something that everybody must know, durably and before there is any.
     pub(super) fn announce(&self, feature: u64) -> Result<()> {
@@ -193,6 +176,18 @@ impl Inner {
         }
         self.look_for_command()?;
         self.update_superblock(|superblock| superblock.incompat |= feature)
+    }
+
+    /// Whether some file is far that volumes may rest on. Most stores have none.
+    pub(crate) fn has_far(&self) -> bool {
+        let is_far = |file: &Weak<dyn Backing>| file.upgrade().is_some_and(|file| file.is_far());
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).values().any(is_far)
+    }
+
+    /// Whether what is below a snapshot or head is in a file that is far.
+    pub(crate) fn is_far(&self, meta: &Meta, id: SnapshotId) -> bool {
+        let file = meta.base_under(id).and_then(|base| self.file_of(meta, base).ok());
+        file.is_some_and(|file| file.is_far())
     }
 
     /// The files of those pieces that are in one, in order.

@@ -81,6 +81,16 @@ impl Volume {
         &self.handle.pace
     }
 
+    /// Whether it rests on a file that [is far](crate::Backing::is_far).
+    #[must_use]
+    pub fn rests_far(&self) -> bool {
+        let store = self.store();
+        store.has_far() && {
+            let meta = store.shared();
+            store.is_far(&meta, self.source(&meta))
+        }
+    }
+
     /// Current size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
@@ -248,11 +258,11 @@ impl Volume {
         Ok(())
     }
 
-    pub(crate) fn store(&self) -> &Inner {
+    fn store(&self) -> &Inner {
         &self.handle.store
     }
 
-    pub(crate) fn source(&self, meta: &Meta) -> SnapshotId {
+    fn source(&self, meta: &Meta) -> SnapshotId {
         self.handle.snapshot.unwrap_or_else(|| meta.volume(self.handle.volume).head)
     }
 

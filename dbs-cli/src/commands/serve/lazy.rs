@@ -216,12 +216,9 @@ impl One {
         if !lazy::resting(&self.store, &self.url).is_empty() {
             return true;
         }
-        let needed = self.again(is_own).unwrap_or_default();
-        if !needed && !self.is_over() {
-            let warning = "no volume rests on it; if it is held for one that is gone, `dbs backup delete --held` deletes it";
-            log::warn("restore", &[("backup", &self.url), ("warning", &warning)]);
-        }
-        needed
+        let warning = "no volume rests on it: it is deleted if it is held for this store, else by `dbs backup delete --held`";
+        log::warn("restore", &[("backup", &self.url), ("warning", &warning)]);
+        self.again(is_own).unwrap_or_default()
     }
 
     /// Does something until it succeeds, or the server ends.
