@@ -108,7 +108,7 @@ impl Shard {
         let Some(source) = source else { return self.patient_done(io, place) };
         pending.stage = Stage::Source;
         pending.read = Some(source);
-        self.ask_read(io, place, source.current());
+        self.ask_read(io, place, source.current(), self.now);
     }
 
     /// Sends what a damaged block should hold to the replica that has it.
