@@ -18,8 +18,8 @@ use super::shared::Shared;
 #[cfg(feature = "sabotage")]
 use super::simulated_links::Redial;
 use crate::rules::timeout::PING_INTERVAL;
-use crate::rules::{Answer, Modes, Slot, Slots};
-use dbs_reactor::Io;
+use crate::rules::{Answer, Modes, Slot, Slots, Widened};
+use dbs_reactor::{Io, SharedBuf};
 use dbs_service::log;
 use longhorn_data::stats::add;
 use longhorn_wire::frame::Lane;
@@ -196,6 +196,22 @@ impl Shard {
         // So it has something to answer, on every reactor.
         if self.connected(slot, serial).is_some_and(|backend| backend.away.is_none()) {
             self.ping(io, slot);
+        }
+    }
+
+    /// Keeps what is sent with a write, if it may have to be sent again: to a replica that can be connected to anew, or
+    /// as a part of whole blocks, when one has met damage.
+    pub(super) fn keep(&mut self, place: u32, asked: Slots, payload: Option<&SharedBuf>) {
+        let Self { backends, pending, .. } = self;
+        let Some(pending) = pending.get_mut(place) else { return };
+        let (offset, length) = pending.range;
+        let part = || Widened::new(offset, u64::from(length), u64::MAX).is_some();
+        let anew = |slot: Slot| {
+            let backend = backends.get(slot.index()).and_then(Option::as_ref);
+            backend.is_some_and(|backend| backend.replica.anew.is_some())
+        };
+        if asked.iter().any(anew) || pending.widened.is_none() && part() {
+            pending.resend = payload.cloned();
         }
     }
 

@@ -388,7 +388,7 @@ impl Shard {
         }
         let payload = pending.payload.take().map(Buf::share);
         let (offset, length) = pending.range;
-        pending.resend.clone_from(&payload);
+        self.keep(place, fan_out.waiting(), payload.as_ref());
         self.fan_out(io, place, Stage::Change, fan_out, (Type::Write, offset, length), payload);
     }
 
