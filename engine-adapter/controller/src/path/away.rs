@@ -225,9 +225,11 @@ impl Shard {
         let places = pending.waiting_for(slot);
         for place in &places {
             let sequence = pending.current(*place);
-            let (Some(pending), Some(link)) = (pending.get(*place), backend.link(*turns)) else {
+            let (Some(pending), Some(link)) = (pending.get_mut(*place), backend.link(*turns))
+            else {
                 continue;
             };
+            pending.heals_again = pending.stage == Stage::Heal;
             // It may have been done: what waited is not, nor is it known to be that.
             let ask = if is(Bug::SendAsNew) { pending.ask() } else { pending.ask().again() };
             let payload = pending.sent_payload();
