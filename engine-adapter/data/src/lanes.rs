@@ -85,10 +85,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Change {
-    /// What is noted of its range.
+    /// What is noted of its range: another one if its offset is another, or its length.
     fn range(&self) -> u64 {
         let unmap = if self.unmap { UNMAP } else { 0 };
-        self.offset.cast_unsigned() & (UNMAP - 1) | DONE | unmap
+        let range = self.offset.cast_unsigned() ^ u64::from(self.size) << 30;
+        range & (UNMAP - 1) | DONE | unmap
     }
 }
 
@@ -198,8 +199,7 @@ impl Ticket {
         if noted & DONE == 0 || done.sequence.load(Ordering::Relaxed) != change.sequence {
             return Sent::Never;
         }
-        let same = noted == change.range() && (change.unmap || size == change.size);
-        if same { Sent::Done(size) } else { Sent::Otherwise }
+        if noted == change.range() { Sent::Done(size) } else { Sent::Otherwise }
     }
 }
 
@@ -291,6 +291,10 @@ mod tests {
         assert_eq!(ticket.look_up(&unmap), Sent::Otherwise);
         ticket.note(&unmap, Some(9));
         assert_eq!(ticket.look_up(&unmap), Sent::Done(9));
+        // What is noted beside the range is what was freed.
+        for other in [Change { size: 9, ..unmap }, Change { offset: 512, ..unmap }] {
+            assert_eq!(ticket.look_up(&other), Sent::Otherwise);
+        }
         ticket.note(&write(2, 0, 512), None);
         assert_eq!(ticket.look_up(&write(2, 0, 512)), Sent::Never);
         assert_eq!(ticket.look_up(&unmap), Sent::Never);

@@ -115,7 +115,8 @@ impl Reactor {
             self.peers.forget(number, &request);
             return self.end_former(io, slot);
         }
-        if let Some(change) = request.change().filter(|_| request.again)
+        if request.again
+            && let Some(change) = request.change()
             && let Some(lane) = self.peers.get(number).and_then(|peer| peer.lane.as_ref())
         {
             match lane.look_up(&change) {
@@ -152,9 +153,9 @@ impl Reactor {
     /// Ends the connections of a replica whose clients have newer ones.
     fn end_renewed(&mut self, io: &mut Io, id: u64) {
         let Some(slot) = self.runner.find(id) else { return };
+        // The slot first: whether it is a former one takes a lock.
         self.peers.end(io, true, |connection| {
-            let former = connection.lane.as_ref().is_some_and(|lane| lane.is_former());
-            connection.slot == slot && former
+            connection.slot == slot && connection.lane.as_ref().is_some_and(|lane| lane.is_former())
         });
     }
 

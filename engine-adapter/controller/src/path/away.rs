@@ -17,8 +17,9 @@ use super::shard::Shard;
 use super::shared::Shared;
 #[cfg(feature = "sabotage")]
 use super::simulated_links::Redial;
-use crate::rules::{Answer, Modes, Slot, Slots};
-use dbs_reactor::Io;
+use crate::rules::timeout::PING_INTERVAL;
+use crate::rules::{Answer, Modes, Slot, Slots, Widened};
+use dbs_reactor::{Io, SharedBuf};
 use dbs_service::log;
 use longhorn_data::stats::add;
 use longhorn_wire::frame::Lane;
@@ -30,6 +31,8 @@ use std::time::Duration;
 
 /// Why a replica becomes `ERR` whose connections broke.
 const LOST: &str = "the connection is lost";
+/// From one time that connections are made to the next, at least: some may break as soon as they are there.
+const RESPITE: Duration = Duration::from_millis(100);
 
 impl Shard {
     /// A connection is gone. If all that is known is that it broke, there may be another one.
@@ -50,13 +53,19 @@ impl Shard {
 
     /// Lets a replica be away until there are other connections, or for too long.
     fn go_away(&mut self, io: &mut Io, slot: Slot, serial: u64) {
-        let until = self.now + self.shared.window();
-        let index = self.index;
+        let (now, window, index) = (self.now, self.shared.window(), self.index);
         let Some(backend) = self.connected(slot, serial) else { return };
         let Way::Links { numbers, .. } = &mut backend.way else { return };
         let count = std::mem::take(numbers).len();
+        let lasted = now.saturating_sub(backend.since);
+        // Connections that carried no answer do not end the time: each costs a part of it, so that there are only so many.
+        backend.away_until = match backend.heard || is(Bug::FlapForEver) {
+            true => now + window,
+            false => backend.away_until + lasted.saturating_sub(RESPITE),
+        };
+        let over = backend.away_until <= now;
         backend.epoch += 1;
-        backend.away = Some(until);
+        backend.away = Some(backend.away_until);
         backend.pinged = None;
         let (replica, epoch) = (Arc::clone(&backend.replica), backend.epoch);
         self.away = self.away.with(slot);
@@ -70,19 +79,34 @@ impl Shard {
         if self.shared.logs() {
             log::warn("path", &[("replica", &replica.name), ("reactor", &index), ("error", &LOST)]);
         }
-        if let Err(error) = connect_anew(&self.shared, &replica, (index, epoch), count) {
+        if over {
+            return self.away_for_too_long(slot);
+        }
+        let respite = RESPITE.saturating_sub(lasted);
+        if let Err(error) = connect_anew(&self.shared, &replica, (index, epoch), count, respite) {
             self.shared
                 .fault(slot, &format!("{LOST}, and there is no thread for another: {error}"));
         }
     }
 
-    /// Reads that wait for a replica which is away are asked of others, if there are any.
+    /// A replica is lost that was not back in time.
+    pub(super) fn away_for_too_long(&self, slot: Slot) {
+        let window = self.shared.window();
+        self.shared.fault(slot, &format!("{LOST}, and there was no other within {window:?}"));
+    }
+
+    /// Reads that wait for a replica which is away are asked of others, if there are any. They have waited since they were
+    /// asked first. One that has waited for long stays: the other is not to be blamed for that, and no read goes
+    /// to and fro for ever.
     fn read_elsewhere(&mut self, io: &mut Io, slot: Slot) {
         let modes = self.near();
+        let (now, short) = (self.now, self.shared.options.short_timeout);
         for place in self.pending.waiting_for(slot) {
             let Some(pending) = self.pending.get_mut(place) else { continue };
+            let asked = if is(Bug::BounceForEver) { now } else { pending.asked };
             let reads = matches!(pending.stage, Stage::Read | Stage::Edge(_) | Stage::Source);
-            let Some(mut read) = pending.read.filter(|_| reads) else { continue };
+            let may = reads && now.saturating_sub(asked) < short;
+            let Some(mut read) = pending.read.filter(|_| may) else { continue };
             // Not one of those that are away as well.
             let Some(next) = read.pass(modes).filter(|next| !self.away.contains(*next)) else {
                 continue;
@@ -95,7 +119,7 @@ impl Shard {
                 backend.silence.withdrawn();
             }
             add(&self.counters().retries, 1);
-            self.ask_read(io, place, next);
+            self.ask_read(io, place, next, asked);
         }
     }
 
@@ -155,7 +179,8 @@ impl Shard {
         let Some(backend) = self.connected(slot, serial) else { return };
         backend.way = Way::over(&begun);
         backend.away = None;
-        backend.ping_due = now;
+        (backend.since, backend.heard) = (now, false);
+        backend.ping_due = now + PING_INTERVAL;
         self.away = self.away.without(Slots::of(slot));
         let sent = self.send_again(slot);
         replica.reconnected.fetch_add(1, Ordering::Relaxed);
@@ -167,6 +192,26 @@ impl Shard {
         }
         for (number, received) in begun {
             self.begin_link(io, number, &received);
+        }
+        // So it has something to answer, on every reactor.
+        if self.connected(slot, serial).is_some_and(|backend| backend.away.is_none()) {
+            self.ping(io, slot);
+        }
+    }
+
+    /// Keeps what is sent with a write, if it may have to be sent again: to a replica that can be connected to anew, or
+    /// as a part of whole blocks, when one has met damage.
+    pub(super) fn keep(&mut self, place: u32, asked: Slots, payload: Option<&SharedBuf>) {
+        let Self { backends, pending, .. } = self;
+        let Some(pending) = pending.get_mut(place) else { return };
+        let (offset, length) = pending.range;
+        let part = || Widened::new(offset, u64::from(length), u64::MAX).is_some();
+        let anew = |slot: Slot| {
+            let backend = backends.get(slot.index()).and_then(Option::as_ref);
+            backend.is_some_and(|backend| backend.replica.anew.is_some())
+        };
+        if asked.iter().any(anew) || pending.widened.is_none() && part() {
+            pending.resend = payload.cloned();
         }
     }
 
@@ -180,9 +225,11 @@ impl Shard {
         let places = pending.waiting_for(slot);
         for place in &places {
             let sequence = pending.current(*place);
-            let (Some(pending), Some(link)) = (pending.get(*place), backend.link(*turns)) else {
+            let (Some(pending), Some(link)) = (pending.get_mut(*place), backend.link(*turns))
+            else {
                 continue;
             };
+            pending.heals_again = pending.stage == Stage::Heal;
             // It may have been done: what waited is not, nor is it known to be that.
             let ask = if is(Bug::SendAsNew) { pending.ask() } else { pending.ask().again() };
             let payload = pending.sent_payload();
@@ -198,6 +245,7 @@ fn connect_anew(
     replica: &Replica,
     (index, epoch): (usize, u32),
     count: usize,
+    respite: Duration,
 ) -> io::Result<()> {
     let Replica { slot, serial, .. } = *replica;
     let weak = Arc::downgrade(shared);
@@ -212,13 +260,16 @@ fn connect_anew(
         Some(Anew::Simulated(anew)) => {
             let answer = move |links: Result<_, _>| tell(links.map(Access::Simulated));
             let answer = Box::new(answer);
-            (anew.0)(Redial { replica: replica.id, lane: index, epoch, count, answer });
+            (anew.0)(Redial { replica: replica.id, lane: index, epoch, count, respite, answer });
             Ok(())
         }
         Some(Anew::Remote { address, client }) => {
             let lane = shared.lane(*client, index, epoch);
             let (address, window) = (address.clone(), shared.window());
-            let dial = move || tell(dial::again(&address, count, window, lane).map(Access::Links));
+            let dial = move || {
+                thread::sleep(respite);
+                tell(dial::again(&address, count, window, lane).map(Access::Links));
+            };
             thread::Builder::new().name(format!("path-{index}-dial")).spawn(dial).map(drop)
         }
     }

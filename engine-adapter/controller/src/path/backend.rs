@@ -50,6 +50,12 @@ pub(super) struct Backend {
     pub epoch: u32,
     /// Its connections broke, and until then there may be others.
     pub away: Option<Duration>,
+    /// Until when that was, the last time.
+    pub away_until: Duration,
+    /// Since when there are the present connections, or were the last ones.
+    pub since: Duration,
+    /// It has answered something on them.
+    pub heard: bool,
     /// Number of the ping that was sent and not answered.
     pub pinged: Option<u32>,
     /// When it was sent.
@@ -71,6 +77,10 @@ impl Backend {
             lost: false,
             epoch: 0,
             away: None,
+            away_until: now,
+            since: now,
+            // Before there is any other connection, it has answered a hello and calls.
+            heard: true,
             pinged: None,
             ping_asked: now,
             ping_due: now + PING_INTERVAL,

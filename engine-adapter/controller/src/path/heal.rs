@@ -108,7 +108,7 @@ impl Shard {
         let Some(source) = source else { return self.patient_done(io, place) };
         pending.stage = Stage::Source;
         pending.read = Some(source);
-        self.ask_read(io, place, source.current());
+        self.ask_read(io, place, source.current(), self.now);
     }
 
     /// Sends what a damaged block should hold to the replica that has it.
@@ -117,7 +117,7 @@ impl Shard {
         let sequence = self.pending.sequence(place);
         let Some(pending) = self.pending.get_mut(place) else { return };
         let Some(patient) = pending.patient else { return };
-        pending.stage = Stage::Heal;
+        (pending.stage, pending.heals_again) = (Stage::Heal, false);
         pending.asked = now;
         let ask = Ask { kind: Type::Heal, offset: patient.offset, length: pending.range.1 };
         let data = Some(data.share());
@@ -134,7 +134,7 @@ impl Shard {
         let now = self.now;
         let Some(pending) = self.pending.get_mut(place) else { return };
         pending.healed = true;
-        let begun = pending.begun;
+        let (begun, again) = (pending.begun, pending.heals_again);
         let Some(Patient { slot, serial, offset }) = pending.patient else { return };
         let logs = self.shared.logs();
         if let Some(backend) = self.connected(slot, serial) {
@@ -145,7 +145,7 @@ impl Shard {
                 }
                 backend.trust.healed(now)
             } else {
-                backend.trust.found_well(begun, now) || is(Bug::BelieveDamage)
+                again || backend.trust.found_well(begun, now) || is(Bug::BelieveDamage)
             };
             if !worth_it {
                 self.shared.fault_unless_last(slot, "too many of its blocks are damaged");

@@ -89,6 +89,8 @@ pub(super) struct Pending {
     pub patients: Vec<Patient>,
     /// What is being healed.
     pub patient: Option<Patient>,
+    /// It is asked of that replica once more: it may have been healed by then.
+    pub heals_again: bool,
     /// Something was healed since replicas were asked.
     pub healed: bool,
     /// How often they were asked anew after that.
@@ -125,6 +127,7 @@ impl Pending {
             resend: None,
             patients: Vec::new(),
             patient: None,
+            heals_again: false,
             healed: false,
             rounds: 0,
             told: false,

@@ -61,6 +61,7 @@ impl Shard {
             self.hear_of_newer(slot, payload.as_deref().unwrap_or_default());
         }
         let Some(backend) = self.connected(slot, serial) else { return };
+        backend.heard = true;
         if backend.pinged == Some(reply.sequence) {
             return self.ping_replied(io, (slot, serial), reply, payload);
         }
@@ -296,7 +297,7 @@ impl Shard {
     ) {
         if let Some(slot) = next {
             add(&self.counters().retries, 1);
-            return self.ask_read(io, place, slot);
+            return self.ask_read(io, place, slot, self.now);
         }
         self.blame(place, failed);
         let Some(pending) = self.pending.get_mut(place) else { return };

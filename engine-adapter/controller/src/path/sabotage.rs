@@ -21,6 +21,10 @@ dbs_core::planted_bugs! {
     BelieveAway,
     /// A replica may be away for as long as it likes.
     WaitForAway,
+    /// Connections may break and be made anew for ever, though they carry nothing.
+    FlapForEver,
+    /// A read may go to and fro for ever between replicas whose connections break.
+    BounceForEver,
     /// A reply belongs to whatever request has its place in the array by now.
     AnyUse,
     /// A reply is believed whatever it is about.

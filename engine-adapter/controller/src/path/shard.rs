@@ -332,14 +332,14 @@ impl Shard {
         if let Some(pending) = self.pending.get_mut(place) {
             (pending.stage, pending.range, pending.read) = (stage, range, Some(read));
         }
-        self.ask_read(io, place, read.current());
+        self.ask_read(io, place, read.current(), self.now);
     }
 
-    /// Asks a replica for what a request reads.
-    pub(super) fn ask_read(&mut self, io: &mut Io, place: u32, slot: Slot) {
+    /// Asks a replica for what a request reads, which may have been asked for before.
+    pub(super) fn ask_read(&mut self, io: &mut Io, place: u32, slot: Slot, asked: Duration) {
         let sequence = self.pending.sequence(place);
         let Some(pending) = self.pending.get_mut(place) else { return };
-        pending.asked = self.now;
+        pending.asked = asked;
         let (offset, length) = pending.range;
         match self.ask(io, slot, Ask { kind: Type::Read, offset, length }, sequence, None) {
             Asked::Sent => {}
@@ -388,7 +388,7 @@ impl Shard {
         }
         let payload = pending.payload.take().map(Buf::share);
         let (offset, length) = pending.range;
-        pending.resend.clone_from(&payload);
+        self.keep(place, fan_out.waiting(), payload.as_ref());
         self.fan_out(io, place, Stage::Change, fan_out, (Type::Write, offset, length), payload);
     }
 

@@ -3,6 +3,7 @@
 use crate::rules::ReplicaId;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Connections to a replica of a simulation.
 #[derive(Debug, Clone)]
@@ -43,6 +44,8 @@ pub struct Redial {
     pub epoch: u32,
     /// So many.
     pub count: usize,
+    /// After so long.
+    pub respite: Duration,
     pub(super) answer: Box<dyn FnOnce(Result<Vec<u64>, String>) + Send>,
 }
 
@@ -55,12 +58,13 @@ impl Redial {
 
 impl fmt::Debug for Redial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { replica, lane, epoch, count, .. } = self;
+        let Self { replica, lane, epoch, count, respite, .. } = self;
         f.debug_struct("Redial")
             .field("replica", replica)
             .field("lane", lane)
             .field("epoch", epoch)
             .field("count", count)
+            .field("respite", respite)
             .finish_non_exhaustive()
     }
 }

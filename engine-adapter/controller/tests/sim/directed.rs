@@ -576,6 +576,67 @@ fn a_connection_that_is_not_made_anew_costs_the_replica() {
     assert!(who_is_away_for_too_long_is_lost());
 }
 
+/// A volume of two replicas, of which the connections of some break again as soon as they are made anew.
+fn frail(broken: &[usize]) -> (Arc<Sim>, Arc<Controller>) {
+    let (sim, controller) = volume(2, 2);
+    {
+        let mut world = sim.world();
+        world.frail = true;
+        for replica in broken {
+            world.replicas[*replica].blemished = true;
+            world.links_to(*replica).into_iter().for_each(|link| world.break_link(link, 0));
+        }
+    }
+    (sim, controller)
+}
+
+/// Whether a replica is lost that can be connected to, but answers nothing then; nothing is asked of it.
+pub fn who_answers_nothing_is_lost() -> bool {
+    let (sim, controller) = frail(&[1]);
+    sim.run_for(6000 * MS);
+    modes(&controller) == [Mode::Rw, Mode::Err] && !is_violated(&sim)
+}
+
+/// Whether a read ends whose reply never gets through, though connections are well until then.
+pub fn a_read_that_breaks_connections_ends() -> bool {
+    let (sim, controller) = volume(2, 2);
+    {
+        let mut world = sim.world();
+        world.poison = true;
+        world.replicas.iter_mut().for_each(|replica| replica.blemished = true);
+        world.ask(0, Kind::Read, 0, SECTORS);
+    }
+    sim.run_for(60_000 * MS);
+    answered(&sim) == (1, 1)
+        && modes(&controller) == [Mode::Err; 2]
+        && sim.world().reconnects < 1000
+        && !is_violated(&sim)
+}
+
+#[test]
+fn a_read_does_not_go_to_and_fro_for_ever() {
+    assert!(a_read_that_breaks_connections_ends());
+}
+
+/// Found by review: each time it was away anew, hundreds of times a second, for ever.
+#[test]
+fn connections_that_carry_nothing_cost_the_replica() {
+    assert!(who_answers_nothing_is_lost());
+    for seed in 0..20 {
+        let (sim, controller) = frail(&[0, 1]);
+        {
+            let mut world = sim.world();
+            world.random = fastrand::Rng::with_seed(seed);
+            world.ask(0, Kind::Read, 0, SECTORS);
+        }
+        sim.run_for(6000 * MS);
+        assert_eq!((answered(&sim), modes(&controller)), ((1, 1), vec![Mode::Err; 2]));
+        let reconnects = sim.world().reconnects;
+        assert!((10..500).contains(&reconnects), "{reconnects}");
+        nothing_violated(&sim);
+    }
+}
+
 #[test]
 fn a_flush_that_the_last_one_has_not_answered_is_asked_of_the_next() {
     assert!(a_flush_outlives_who_was_asked());

@@ -39,10 +39,12 @@ const SHOWN: [(Planted, u64); 9] = [
     (Planted::Replica(Mistake::DoneTwice), 199),
 ];
 /// Those that histories show too rarely, if at all; each with a scenario that does not go right then.
-const RARE: [(Planted, fn() -> bool); 4] = [
+const RARE: [(Planted, fn() -> bool); 6] = [
     (Planted::Rule(Rule::KeepWoAhead), directed::who_is_ahead_is_lost),
     (Planted::Path(Path::IgnoreTimeout), directed::who_is_silent_is_lost),
     (Planted::Path(Path::WaitForAway), directed::who_is_away_for_too_long_is_lost),
+    (Planted::Path(Path::FlapForEver), directed::who_answers_nothing_is_lost),
+    (Planted::Path(Path::BounceForEver), directed::a_read_that_breaks_connections_ends),
     (Planted::Path(Path::FlushOnce), directed::a_flush_outlives_who_was_asked),
 ];
 /// Mistakes of reactors that histories do not show: `tests/path/sabotage.rs` has a test for each.

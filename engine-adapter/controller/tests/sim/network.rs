@@ -127,11 +127,13 @@ impl World {
                 continue;
             }
             let faults = self.weather.faults_ms > 0;
-            let delay = match self.random.u32(0..20) {
-                0 if faults => self.random.u64(4000 * MS..9000 * MS),
-                1..=5 => self.random.u64(10 * MS..2000 * MS),
-                _ => self.latency(),
-            };
+            let delay = redial.respite.as_micros() as u64;
+            let delay = delay
+                + match self.random.u32(0..20) {
+                    0 if faults => self.random.u64(4000 * MS..9000 * MS),
+                    1..=5 => self.random.u64(10 * MS..2000 * MS),
+                    _ => self.latency(),
+                };
             if let Some(replica) = self.path.peers.get(&redial.replica)
                 && delay >= 4000 * MS
             {
@@ -190,7 +192,14 @@ impl World {
         };
         self.note(format!("{redial:?}: r{replica} is there, open {open}"));
         self.reconnects += 1;
-        let links = (0..redial.count).map(|_| self.link(new.clone())).collect();
+        let links: Vec<_> = (0..redial.count).map(|_| self.link(new.clone())).collect();
+        if self.frail {
+            // Nothing gets through on them.
+            for link in &links {
+                self.links.entry(*link).and_modify(|link| link.cut = true);
+                self.after(MS, Event::Broken { link: *link });
+            }
+        }
         redial.answer(Ok(links));
     }
 
@@ -270,6 +279,9 @@ impl World {
                 1..=5 => self.random.u64(100..2000),
                 _ => self.random.u64(0..150),
             };
+            // Pings are answered before.
+            let poisoned = self.poison && header.kind() == Some(Type::Read);
+            let delay = if poisoned { 20 * MS } else { delay };
             self.serve_in(delay, number, header, payload);
         }
     }
@@ -291,6 +303,9 @@ impl World {
             None => return,
             Some(0) => {}
             Some(wait) => return self.serve_in(wait, number, header, payload),
+        }
+        if self.poison && header.kind() == Some(Type::Read) {
+            return self.break_link(number, 0);
         }
         let reply = self.reply(number, header, &payload);
         let delay = self.latency();

@@ -87,6 +87,10 @@ pub struct World {
     pub old: u32,
     /// Nobody can be.
     pub dark: bool,
+    /// They can be, but connections break again at once.
+    pub frail: bool,
+    /// A connection breaks when a replica is to read.
+    pub poison: bool,
     pub client: Client,
     pub weather: Weather,
     /// Whether nothing goes wrong for a while.
@@ -129,6 +133,8 @@ impl World {
             reconnects: 0,
             old: 5,
             dark: false,
+            frail: false,
+            poison: false,
             client: Client::default(),
             weather,
             calm: false,

@@ -4,7 +4,7 @@ use super::super::latch::Latch;
 use super::super::pending::Stage;
 use super::super::sabotage::{Bug, is};
 use super::{Ask, Asker, Shard, Wait, Waiting, Way};
-use crate::rules::{REPLICAS_MAX, timeout};
+use crate::rules::{REPLICAS_MAX, Slot, timeout};
 use dbs_frontend::{Action, Carry};
 use dbs_reactor::Io;
 use longhorn_wire::frame::Type;
@@ -137,10 +137,8 @@ impl Shard {
                 continue;
             }
             if backend.away.is_some_and(|until| until <= self.now) && !is(Bug::WaitForAway) {
-                let window = self.shared.window();
-                let why =
-                    format!("the connection is lost, and there was no other within {window:?}");
-                self.shared.fault(backend.replica.slot, &why);
+                let slot = backend.replica.slot;
+                self.away_for_too_long(slot);
                 continue;
             }
             let mut waits = self.pending.waits(backend.replica.slot, backend.silence);
@@ -151,22 +149,30 @@ impl Shard {
             if !is(Bug::IgnoreTimeout) && limits.exceeded(&waits, self.now, false).is_some() {
                 self.shared.expire(backend.replica.slot, &waits, self.now);
             }
-            // Without a mode it may not be open yet.
-            let used = self.shared.modes.of(backend.replica.slot).is_some();
-            if used && self.index == 0 && backend.pinged.is_none() && backend.ping_due <= self.now {
-                let sequence = self.pending.ping();
-                backend.ping_asked = self.now;
-                let ask = Ask { kind: Type::Ping, offset: 0, length: 0 };
-                if let Some(link) = backend.link(self.turns) {
-                    backend.pinged = Some(sequence);
-                    self.links.tell(link, |batch| ask.append_to(batch, sequence, None));
-                } else if let Way::Local(number) = backend.way {
-                    backend.pinged = Some(sequence);
-                    let asker =
-                        Asker { slot: backend.replica.slot, serial: backend.replica.serial };
-                    self.locals.ask(io, (number, asker), ask, sequence, None);
-                }
+            if self.index == 0 && backend.pinged.is_none() && backend.ping_due <= self.now {
+                let slot = backend.replica.slot;
+                self.ping(io, slot);
             }
+        }
+    }
+
+    /// Sends a ping to a replica.
+    pub(in super::super) fn ping(&mut self, io: &mut Io, slot: Slot) {
+        let Some(Some(backend)) = self.backends.get_mut(slot.index()) else { return };
+        // Without a mode it may not be open yet.
+        if self.shared.modes.of(slot).is_none() {
+            return;
+        }
+        let sequence = self.pending.ping();
+        backend.ping_asked = self.now;
+        let ask = Ask { kind: Type::Ping, offset: 0, length: 0 };
+        if let Some(link) = backend.link(self.turns) {
+            backend.pinged = Some(sequence);
+            self.links.tell(link, |batch| ask.append_to(batch, sequence, None));
+        } else if let Way::Local(number) = backend.way {
+            backend.pinged = Some(sequence);
+            let asker = Asker { slot, serial: backend.replica.serial };
+            self.locals.ask(io, (number, asker), ask, sequence, None);
         }
     }
 
@@ -191,6 +197,8 @@ impl Shard {
             backend.silence.excuse(lost);
             backend.ping_asked += lost;
             backend.away = backend.away.map(|until| until + lost);
+            backend.away_until += lost;
+            backend.since += lost;
         }
         self.due = self.now;
     }
