@@ -61,18 +61,18 @@ impl Engine {
         Ok(most)
     }
 
-    /// See [`remove_snapshot`].
+    /// Marks a snapshot as removed everywhere; a purge then does remove it. One that is not there counts as removed.
     ///
     /// # Errors
-    /// As there.
+    /// That a replica is rebuilding or not usable; those of the calls.
     pub async fn remove_snapshot(&self, snapshot: &str) -> Result<()> {
         remove_snapshot(&self.volume, &self.replicas().await?, snapshot).await
     }
 
-    /// See [`purge`].
+    /// Begins to remove what is marked as removed, on all replicas. With `skip`, a purge that goes on already is no error.
     ///
     /// # Errors
-    /// As there.
+    /// That a replica is rebuilding, purging or does not answer, for each of them.
     pub async fn purge(&self, skip: bool) -> Result<()> {
         let listed = self.replicas().await;
         let replicas = listed.map_err(|e| e.context("failed to list replicas before purging"))?;
