@@ -46,6 +46,21 @@ struct Flying {
     kind: Kind,
 }
 
+impl Flying {
+    fn transfer(&mut self, disk: &SimDisk) -> Outcome {
+        for segment in self.request.segments() {
+            let part = &mut self.buf[segment.start..segment.start + segment.length];
+            match self.kind {
+                Kind::Read(_) => disk.read_at(segment.device, part),
+                Kind::Write(_) => disk.write_at(segment.device, part),
+            }
+            .map_err(|e| e.to_string())?;
+        }
+        self.moved = true;
+        Ok(())
+    }
+}
+
 enum Kind {
     Read(May),
     Write(u8),
@@ -119,6 +134,11 @@ fn open(
     Store::open_on(storage, tail, Arc::clone(env) as _, false).map(image::given).map_err(told)
 }
 
+/// Whether the second volume is encrypted, and all requests are started as by a server that owns the memory of their payload.
+fn owns(seed: u64) -> bool {
+    seed % 8 >= 6
+}
+
 impl Game {
     fn new(seed: u64) -> Result<Self, String> {
         let init = InitOptions { checksums: seed.is_multiple_of(2), ..Config::small(seed).init };
@@ -129,7 +149,11 @@ impl Game {
         let store = open(&disk, &place, &env, seed)?;
         disk.set_atomic_from(store.info().metadata);
         let side = |name: &'static str| {
-            store.create_volume(name, BLOCKS * BLOCK).map_err(told)?;
+            match owns(seed) && name == "b" {
+                true => store.create_encrypted(name, BLOCKS * BLOCK, &image::secret(false)),
+                false => store.create_volume(name, BLOCKS * BLOCK),
+            }
+            .map_err(told)?;
             let handle = store.volume(name).map_err(told)?;
             // Of the second extent nothing is written yet.
             handle.write_at(0, &[1; EXTENT as usize], true).map_err(told)?;
@@ -219,9 +243,13 @@ impl Game {
         }
         self.last = self.last.wrapping_add(1).max(2);
         let (byte, mut request) = (self.last, Request::new());
-        let buf = vec![byte; BLOCK as usize];
+        let mut buf = vec![byte; BLOCK as usize];
         let handle = &self.sides[volume].handle;
-        match handle.start_write(block * BLOCK, BLOCK, &mut request).map_err(told)? {
+        let started = match owns(self.seed) {
+            true => handle.start_write_own(block * BLOCK, BLOCK, &mut request),
+            false => handle.start_write(block * BLOCK, BLOCK, &mut request),
+        };
+        match started.map_err(told)? {
             Start::Io => {}
             // By itself it would wait for what is on its way here.
             _ if !self.flying.is_empty() => return Ok(()),
@@ -231,7 +259,10 @@ impl Game {
                 return Ok(());
             }
         }
-        request.seal(&buf);
+        match owns(self.seed) {
+            true => request.seal_own(&mut buf),
+            false => request.seal(&buf),
+        }
         for flying in &mut self.flying {
             if let Kind::Read(may) = &mut flying.kind
                 && (flying.volume, flying.block) == (volume, block)
@@ -274,12 +305,23 @@ impl Game {
             may.clone_from(&content[block as usize]);
             handle = self.store.volume(&format!("{}@{name}", side.name)).map_err(told)?;
         }
-        let (mut request, buf) = (Request::new(), vec![0; BLOCK as usize]);
-        let started = handle.start_read(block * BLOCK, BLOCK, &mut request).map_err(told)?;
-        match started {
+        let (mut request, mut buf) = (Request::new(), vec![0; BLOCK as usize]);
+        let started = match owns(self.seed) {
+            true => handle.start_read_beside(block * BLOCK, BLOCK, &mut request),
+            false => handle.start_read(block * BLOCK, BLOCK, &mut request),
+        };
+        match started.map_err(told)? {
             Start::Io => {
+                buf.resize(buf.len() + request.extra_bytes(), 0);
+                // Others would wait for what it fetches beside.
+                let at_once = request.extra_bytes() > 0;
                 let kind = Kind::Read(may);
-                self.flying.push(Flying { volume, block, request, buf, moved: false, kind });
+                let mut flying = Flying { volume, block, request, buf, moved: false, kind };
+                if at_once {
+                    flying.transfer(&self.disk)?;
+                    return self.finish(flying);
+                }
+                self.flying.push(flying);
                 Ok(())
             }
             Start::Done => fits(&buf, &may),
@@ -308,23 +350,22 @@ impl Game {
             let flying = self.flying.swap_remove(at);
             return self.finish(flying);
         }
-        let place = flying.request.segments()[0].device;
-        match flying.kind {
-            Kind::Read(_) => self.disk.read_at(place, &mut flying.buf),
-            Kind::Write(_) => self.disk.write_at(place, &flying.buf),
-        }
-        .map_err(|e| e.to_string())?;
-        flying.moved = true;
-        Ok(())
+        flying.transfer(&self.disk)
     }
 
     fn finish(&mut self, flying: Flying) -> Outcome {
-        let Flying { volume, block, mut request, buf, kind, .. } = flying;
+        let Flying { volume, block, mut request, mut buf, kind, .. } = flying;
         match kind {
-            Kind::Read(may) => match request.finish_read(Ok(()), &buf).map_err(told)? {
-                Read::Done => fits(&buf, &may),
-                Read::Again => self.read_now(volume, block),
-            },
+            Kind::Read(may) => {
+                let read = match owns(self.seed) {
+                    true => request.finish_read_own(Ok(()), &mut buf),
+                    false => request.finish_read(Ok(()), &buf),
+                };
+                match read.map_err(told)? {
+                    Read::Done => fits(&buf[..BLOCK as usize], &may),
+                    Read::Again => self.read_now(volume, block),
+                }
+            }
             Kind::Write(_) if self.rng.u8(..3) == 0 => {
                 self.fail(Flying { volume, block, request, buf, moved: true, kind })
             }

@@ -62,7 +62,8 @@ impl Lock {
 /// No data is written, and clones keep their secrets. The present secret comes from --key-file,
 /// DBS_VOLUME_PASSPHRASE and the like, or the terminal; the new one from --new-key-file,
 /// DBS_VOLUME_NEW_PASSPHRASE, DBS_VOLUME_NEW_PASSPHRASE_FILE, DBS_VOLUME_NEW_KEY_FILE, or the terminal.
-/// Whoever has an old copy of the store, or a dump, opens that with the old secret as before.
+/// Whoever has an old copy of the store, or a dump, opens that with the old secret as before. So are copies in
+/// other stores, also if `dbs receive` goes on with them: change the secret there, too.
 #[derive(Debug, Args)]
 pub struct Rekey {
     /// Volume
