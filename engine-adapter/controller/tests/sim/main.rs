@@ -27,15 +27,16 @@ const STEPS: usize = 14;
 /// Seeds within which a planted mistake must show.
 const SABOTAGE_SEEDS: u64 = 6000;
 /// Where rare ones have shown, to look there first. What histories do moves that.
-const SHOWN: [(Planted, u64); 9] = [
+const SHOWN: [(Planted, u64); 10] = [
     (Planted::Rule(Rule::UnmapWhileRebuilding), 34),
     (Planted::Rule(Rule::IgnoreCounters), 108),
     (Planted::Rule(Rule::KeepUnexpanded), 289),
     (Planted::Rule(Rule::KeepUnreverted), 72),
     (Planted::Rule(Rule::FaultRefusals), 222),
+    (Planted::Rule(Rule::HurryForAny), 132),
     (Planted::Path(Path::SendAsNew), 199),
-    (Planted::Path(Path::ForgetAway), 23),
-    (Planted::Replica(Mistake::NoFence), 392),
+    (Planted::Path(Path::ForgetAway), 19),
+    (Planted::Replica(Mistake::NoFence), 513),
     (Planted::Replica(Mistake::DoneTwice), 199),
 ];
 /// Those that histories show too rarely, if at all; each with a scenario that does not go right then.

@@ -129,7 +129,7 @@ impl World {
             let faults = self.weather.faults_ms > 0;
             let delay = redial.respite.as_micros() as u64;
             let delay = delay
-                + match self.random.u32(0..20) {
+                + match self.random.u32(if self.frail { 6..20 } else { 0..20 }) {
                     0 if faults => self.random.u64(4000 * MS..9000 * MS),
                     1..=5 => self.random.u64(10 * MS..2000 * MS),
                     _ => self.latency(),
