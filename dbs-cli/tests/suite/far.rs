@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SIZE: u64 = 1 << 20;
 
@@ -109,7 +109,9 @@ fn who_waits_for_a_silent_file_leaves_workers_to_others() {
         let of = |client: &serde_json::Value| client["load"]["in_flight"].as_u64().unwrap_or(0);
         top["clients"].as_array().unwrap().iter().map(of).sum::<u64>()
     };
+    let late = Instant::now() + Duration::from_secs(60);
     while in_flight() < 6 {
+        assert!(Instant::now() < late, "the server does not say what waits");
         thread::sleep(Duration::from_millis(5));
     }
     // A part of a block is nothing that a reactor does alone.
