@@ -504,7 +504,7 @@ fn a_copy_keeps_its_secret_and_says_so() {
     let [first, second] = [1, 2].map(|byte| Secret::KeyFile([byte; 32].into()));
     let source = encrypted_source(directory.path(), &first);
     let target = store(directory.path(), "target");
-    let mut bring = |volume: &str, snapshot: &str, base: Option<&str>| {
+    let bring = |volume: &str, snapshot: &str, base: Option<&str>| {
         let (volume, snapshot, base) = (volume.into(), snapshot.into(), base.map(Into::into));
         let options = SendOptions { volume, snapshot, base, ..SendOptions::default() };
         let mut bytes = Vec::new();
