@@ -120,6 +120,10 @@ fn ask(prompt: &str) -> Result<Zeroizing<String>> {
             raise(Signal::SIGINT).map_err(|e| failed(e.into()))?;
             Err(Error::new(ErrorKind::Interrupted, "stopped"))
         }
+        // Ctrl-Z and the like, which do nothing here.
+        [text @ .., b'\n'] if text.trim_ascii_end().iter().any(u8::is_ascii_control) => {
+            Err(Error::invalid("a control character was typed; nothing was changed"))
+        }
         [text @ .., b'\n'] => std::str::from_utf8(text)
             .map(|text| Zeroizing::new(text.trim_end_matches('\r').to_owned()))
             .map_err(|_| Error::invalid("the passphrase is no UTF-8")),

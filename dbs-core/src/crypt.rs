@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::slots::KeySlot;
+use crate::limits::{ENCRYPTED_START_MAX, ENCRYPTED_START_MAX_SLOW};
 use crate::units::BLOCK_BYTES;
 use aes::Aes256;
 use aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
@@ -276,6 +277,17 @@ struct Cost {
     memory_kib: u32,
     passes: u32,
     lanes: u16,
+}
+
+/// Longest request that a reactor encrypts or decrypts itself.
+pub(crate) fn start_max() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    let fast = is_x86_feature_detected!("aes");
+    #[cfg(target_arch = "aarch64")]
+    let fast = std::arch::is_aarch64_feature_detected!("aes");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let fast = false;
+    if fast { ENCRYPTED_START_MAX } else { ENCRYPTED_START_MAX_SLOW }
 }
 
 /// Wraps the data key of a family for a secret, with a salt that no other wrapping has.

@@ -61,6 +61,8 @@ pub const EXTENTS_PER_WRITE: usize = 32;
 /// Longest request of an encrypted volume that a reactor encrypts or decrypts itself: while it does, nobody else that it
 /// serves gets an answer.
 pub const ENCRYPTED_START_MAX: u64 = 1 << 20;
+/// The same where the processor has no instructions for AES, and is some 50 times slower.
+pub const ENCRYPTED_START_MAX_SLOW: u64 = 64 << 10;
 
 /// Memory for what look-ups have found, unless said otherwise: 16 Mi volume extents with one layer each.
 pub const LOOKUP_CACHE_BYTES: u64 = 64 << 20;

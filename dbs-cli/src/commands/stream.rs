@@ -3,7 +3,7 @@
 use super::export::{STDOUT, refuse_terminal};
 use crate::confirm::confirm_in_store;
 use crate::context::Context;
-use crate::output::print_json;
+use crate::output::{self, print_json};
 use crate::pipes::{Input, Output};
 use crate::progress::Unit;
 use crate::spec::{Spec, check_new_snapshot};
@@ -262,6 +262,13 @@ impl Receive {
 fn show(context: &Context, received: &[Received]) -> Result<()> {
     let data: u64 = received.iter().map(|one| one.data).sum();
     let bytes = format_size(data);
+    let others = received.iter().filter(|one| one.other_secret);
+    for volume in others.map(|one| &one.volume).collect::<BTreeSet<_>>() {
+        output::warn(&format!(
+            "the secret of volume {volume} was changed here or at the source: what unlocks the copy is what unlocked it \
+             here before, or, of a new clone, what unlocks its origin here"
+        ));
+    }
     match received {
         [one] => {
             let Received { volume, snapshot, .. } = one;

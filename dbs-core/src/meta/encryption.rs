@@ -60,7 +60,10 @@ impl Meta {
                  brings it back"
             ));
         }
-        let text = format!("volume `{name}` is locked; unlock it with `dbs volume unlock {name}`");
+        let text = format!(
+            "volume `{name}` is locked; unlock it with `dbs volume unlock {name}`, or, if no server has the store, set \
+             DBS_VOLUME_PASSPHRASE, DBS_VOLUME_PASSPHRASE_FILE or DBS_VOLUME_KEY_FILE for the command"
+        );
         Error::new(ErrorKind::Locked, text)
     }
 

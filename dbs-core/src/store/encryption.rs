@@ -217,13 +217,15 @@ impl Inner {
     /// is the volume's.
     pub(crate) fn unlock_with_given(&self, find: impl Fn(&Meta) -> Option<VolumeId>) {
         let Some(secret) = self.secret.get() else { return };
-        let (name, slot, uuid) = {
+        let (name, id, slot, uuid) = {
             let meta = self.meta();
             let found = find(&meta).map(|id| (id, meta.volume(id)));
-            let locked = found.filter(|(_, volume)| volume.key.is_none());
-            match locked.map(|(id, volume)| (&volume.name, meta.key_slot(id), volume.uuid)) {
-                Some((name, Ok(slot), uuid)) => (name.clone(), slot, uuid),
-                _ => return,
+            match found.filter(|(_, volume)| volume.key.is_none()) {
+                Some((id, volume)) => match meta.key_slot(id) {
+                    Ok(slot) => (volume.name.clone(), id, slot, volume.uuid),
+                    Err(_) => return,
+                },
+                None => return,
             }
         };
         let not = self.not_with_given();
@@ -232,10 +234,12 @@ impl Inner {
         if skip || !slot.is_for(secret) {
             return;
         }
-        match self.unwrap(&name, secret) {
+        match crypt::unwrap(&slot, secret) {
             // Who else has changed it meanwhile is to be believed.
-            Ok(key) => drop(self.take_key(&name, &key, false)),
-            Err(_) => drop(self.not_with_given().others.insert((uuid, slot.salt))),
+            Ok(Some(raw)) => drop(self.take_key(&name, &(id, slot, raw), false)),
+            Ok(None) => drop(self.not_with_given().others.insert((uuid, slot.salt))),
+            // There was no memory, for example: the next one tries again.
+            Err(_) => {}
         }
     }
 

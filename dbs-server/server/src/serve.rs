@@ -436,9 +436,6 @@ impl StoreService {
                 encode(&kicked)
             }
             _ => {
-                if request.has_secret() {
-                    privileges::hide_memory()?;
-                }
                 let settled = self.devices.settle_before(request);
                 let executed = execute_logged(&self.store, request, progress);
                 // One that failed half way has changed something, too.
@@ -570,6 +567,10 @@ pub fn execute_logged(
     request: &Request,
     progress: &mut dyn FnMut(Progress) -> bool,
 ) -> Result<Value> {
+    // It leaves a key with this process.
+    if request.has_secret() {
+        privileges::hide_memory()?;
+    }
     let begun = Instant::now();
     let result = api::execute(store, request, progress);
     if request.writes() {

@@ -69,6 +69,13 @@ pub fn hide_memory() -> Result<()> {
     prctl::set_dumpable(false).map_err(|e| Error::io(e.into(), "keeping keys out of core dumps"))
 }
 
+/// Makes a change with which the kernel forgets [`hide_memory`]: for a new user `fs.suid_dumpable` says what is dumped.
+fn staying_hidden(change: impl FnOnce() -> Result<()>) -> Result<()> {
+    let hidden = matches!(prctl::get_dumpable(), Ok(false));
+    change()?;
+    if hidden { hide_memory() } else { Ok(()) }
+}
+
 impl Unprivileged {
     /// The user.
     #[must_use]
@@ -85,9 +92,11 @@ impl Unprivileged {
         let failed = |e: nix::Error| {
             Error::io(e.into(), format!("becoming user {}, group {}", self.user, self.group))
         };
-        setgroups(&[self.group]).map_err(failed)?;
-        setresgid(self.group, self.group, self.group).map_err(failed)?;
-        setresuid(self.user, self.user, self.user).map_err(failed)?;
+        staying_hidden(|| {
+            setgroups(&[self.group]).map_err(failed)?;
+            setresgid(self.group, self.group, self.group).map_err(failed)?;
+            setresuid(self.user, self.user, self.user).map_err(failed)
+        })?;
         if setresuid(Uid::from_raw(0), Uid::from_raw(0), Uid::from_raw(0)).is_ok() {
             return Err(Error::io(
                 std::io::Error::other("the system gives root back to who asks"),
@@ -101,6 +110,33 @@ impl Unprivileged {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// In a process of its own, which stays as it is then.
+    #[test]
+    fn memory_that_is_hidden_stays_hidden_from_another_user() {
+        const CHILD: &str = "DBS_TEST_HIDES_MEMORY";
+        if std::env::var_os(CHILD).is_none() {
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            let name = "memory_that_is_hidden_stays_hidden_from_another_user";
+            let child = again.args([name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+            let shown = String::from_utf8_lossy(&child.stdout);
+            assert!(child.status.success() && shown.contains("was another user"), "{child:?}");
+            return;
+        }
+        // What the kernel may do with the user.
+        let forget = || prctl::set_dumpable(true).map_err(|e| Error::io(e.into(), "test"));
+        staying_hidden(forget).unwrap();
+        assert!(prctl::get_dumpable().unwrap());
+        hide_memory().unwrap();
+        staying_hidden(forget).unwrap();
+        assert!(!prctl::get_dumpable().unwrap());
+        if Uid::effective().is_root() {
+            let nobody = Unprivileged { user: Uid::from_raw(65534), group: Gid::from_raw(65534) };
+            nobody.become_it().unwrap();
+            assert!(!prctl::get_dumpable().unwrap());
+        }
+        println!("was another user");
+    }
 
     #[test]
     fn users_and_groups_are_names_or_numbers() {

@@ -1,9 +1,9 @@
 //! Starting requests.
 
 use super::{Kind, Request, Running, Start};
-use crate::crypt::DataKey;
+use crate::crypt::{self, DataKey};
 use crate::error::Result;
-use crate::limits::{ENCRYPTED_START_MAX, EXTENTS_PER_WRITE};
+use crate::limits::EXTENTS_PER_WRITE;
 use crate::meta::locks::{HoldId, Space};
 use crate::meta::sums::Who;
 use crate::meta::{Meta, Stop};
@@ -60,7 +60,7 @@ impl Volume {
             return Ok(Start::Done);
         }
         if length > self.step_bytes() as u64
-            || (self.handle.encrypted && (!beside || length > ENCRYPTED_START_MAX))
+            || (self.handle.encrypted && (!beside || length > crypt::start_max()))
         {
             return Ok(Start::Blocked);
         }
@@ -151,7 +151,7 @@ impl Volume {
             return Ok(Start::Done);
         }
         let is_long = length > self.step_bytes() as u64
-            || (self.handle.encrypted && (!own || length > ENCRYPTED_START_MAX));
+            || (self.handle.encrypted && (!own || length > crypt::start_max()));
         if !is_whole(offset | length) || is_long {
             return Ok(Start::Blocked);
         }

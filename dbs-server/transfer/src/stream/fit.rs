@@ -5,6 +5,7 @@ use super::receive::{BASE_LABEL, Target, token_of};
 use super::{identity, spec_of};
 use dbs_control::api::MARKER;
 use dbs_core::info::{RangeState, SnapshotInfo, VolumeInfo};
+use dbs_core::units::BLOCK_BYTES;
 use dbs_core::{Error, ErrorKind, Result};
 
 /// Bytes of a volume searched for changes at once.
@@ -49,6 +50,22 @@ impl Target<'_> {
             (None, _) => format!("volume `{name}` is not encrypted, and the stream is"),
         };
         Err(Error::invalid(format!("{why}: receive it under another name")))
+    }
+
+    /// Behind the end of an encrypted volume the rest of its last block becomes zeros when it grows, which needs the key.
+    pub(super) fn check_growth(&self, info: &VolumeInfo) -> Result<()> {
+        let locked = info.encryption.as_ref().is_some_and(|encryption| encryption.locked);
+        let is_cut = !info.size.is_multiple_of(BLOCK_BYTES) && self.header.size > info.size;
+        if !locked || !is_cut || info.rebuilding {
+            return Ok(());
+        }
+        // Unless it is unlocked by what its store was opened with.
+        self.store.open(self.volume).map(drop).map_err(|error| {
+            error.context(format!(
+                "the stream makes volume `{}` larger, whose size is no multiple of {BLOCK_BYTES} bytes: this needs its key",
+                self.volume
+            ))
+        })
     }
 
     pub(super) fn check_marker(&self, info: &VolumeInfo, marker: &SnapshotInfo) -> Result<()> {

@@ -34,6 +34,9 @@ pub struct Received {
     pub size: u64,
     /// Bytes of data written by this call.
     pub data: u64,
+    /// The volume is encrypted, and its key is wrapped in another way than where it was sent from: the secret that unlocks
+    /// it may be another one.
+    pub other_secret: bool,
 }
 
 /// The token of the stream that a volume has received in part, if there is one.
@@ -208,7 +211,10 @@ impl Target<'_> {
                 self.check_marker(&info, marker)?;
                 self.check_origin(marker)?;
             }
-            None => self.begin(&info, &snapshots)?,
+            None => {
+                self.check_growth(&info)?;
+                self.begin(&info, &snapshots)?;
+            }
         }
         if info.size != header.size {
             store.resize_volume(volume, header.size)?;
@@ -446,7 +452,10 @@ impl Target<'_> {
     }
 
     fn received(&self, data: u64) -> Received {
+        let here = || self.store.wrapped_key(self.volume).ok();
+        let sent = self.header.encryption.as_ref();
         Received {
+            other_secret: sent.is_some_and(|sent| here().is_some_and(|here| here != *sent)),
             volume: self.volume.to_owned(),
             snapshot: self.header.snapshot.clone(),
             uuid: self.header.uuid.clone(),

@@ -499,6 +499,52 @@ fn encrypted_volumes_are_sent_and_received_without_a_key() {
 }
 
 #[test]
+fn a_copy_keeps_its_secret_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let [first, second] = [1, 2].map(|byte| Secret::KeyFile([byte; 32].into()));
+    let source = encrypted_source(directory.path(), &first);
+    let target = store(directory.path(), "target");
+    let bring = |volume: &str, snapshot: &str, base: Option<&str>| {
+        let (volume, snapshot, base) = (volume.into(), snapshot.into(), base.map(Into::into));
+        let options = SendOptions { volume, snapshot, base, ..SendOptions::default() };
+        let mut bytes = Vec::new();
+        send(&source, &options, &mut bytes, &mut always).unwrap();
+        take(&target, &bytes).unwrap().other_secret
+    };
+    assert!(!bring("v", "a", None));
+    assert!(!bring("v", "b", Some("a")));
+    source.rekey("k", &first, &second).unwrap();
+    assert!(bring("k", "d", Some("v@b")));
+    source.rekey("v", &first, &second).unwrap();
+    assert!(bring("v", "c", Some("b")));
+    for volume in ["v", "k"] {
+        assert_eq!(target.unlock(volume, &second).unwrap_err().kind(), ErrorKind::Invalid);
+        target.unlock(volume, &first).unwrap();
+    }
+    assert!(content(&target, "k@d") == content(&source, "k@d"));
+}
+
+#[test]
+fn a_locked_copy_that_cannot_grow_is_complete_as_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = Secret::KeyFile([1; 32].into());
+    let source = encrypted_source(directory.path(), &secret);
+    source.resize_volume("v", 4 * MIB).unwrap();
+    source.create_snapshot("v", "d", &SnapshotOptions::default()).unwrap();
+    let target = store(directory.path(), "target");
+    take(&target, &sent(&source, "c", None, None)).unwrap();
+    let grown = sent(&source, "d", Some("c"), None);
+    let refused = take(&target, &grown).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Locked, "{refused}");
+    assert!(refused.to_string().contains("no multiple of 4096"), "{refused}");
+    assert!(!target.volume_info("v").unwrap().rebuilding);
+    assert_eq!(pending(&target, "v").unwrap(), None);
+    target.unlock("v", &secret).unwrap();
+    take(&target, &grown).unwrap();
+    assert!(content(&target, "v@d") == content(&source, "v@d"));
+}
+
+#[test]
 fn an_encrypted_stream_goes_on_where_it_broke_off() {
     let directory = tempfile::tempdir().unwrap();
     let secret = Secret::passphrase("word").unwrap();
