@@ -81,8 +81,7 @@ def rebuilding(browser: Browser) -> None:
     tab(browser)
     browser.wait(f"({REPLICAS}).includes('WO') && {HEALTH}.includes('is being rebuilt')")
     browser.wait("!!document.querySelector('#replicas progress[aria-label=Rebuild]')")
-    shown = browser.run(REPLICAS)
-    assert " %" in shown and "from tcp://" in shown, shown
+    browser.wait(f"({REPLICAS}).includes(' %') && ({REPLICAS}).includes('from tcp://')")
     named(browser, 7)
     # How fast it is, and the time left, as they are told once something has come.
     stub = """window.real = window.fetch, window.fetch = async (...asked) => {

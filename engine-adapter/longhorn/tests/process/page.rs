@@ -224,6 +224,22 @@ fn step(browser: &mut Option<Browser>, name: &str) {
     }
 }
 
+/// A process that is stopped until this goes: what fails meanwhile must not leave a rebuild that waits for ever.
+struct Stopped<'a>(&'a Process);
+
+impl<'a> Stopped<'a> {
+    fn new(process: &'a Process) -> Self {
+        process.signal(Signal::SIGSTOP);
+        Self(process)
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.signal(Signal::SIGCONT);
+    }
+}
+
 /// Adds a replica, and holds it in the midst of its rebuild, by stopping the one that it is filled from, while
 /// `meanwhile` looks at it. Says whether it was caught there.
 fn rebuild(
@@ -241,18 +257,21 @@ fn rebuild(
         eventually("it takes part", || of("mode") == "WO" || added.is_finished());
         let mut caught = false;
         while !caught && !added.is_finished() {
-            source.signal(Signal::SIGSTOP);
+            let stopped = Stopped::new(source);
             // What was asked before it was stopped says nothing.
             let turn = page.live()["cursor"].clone();
             eventually("the page looks again", || {
                 page.live()["cursor"] != turn
                     && (of("age_ms").as_u64() < Some(500) || of("mode") != "WO")
             });
-            caught = of("mode") == "WO" && of("rebuild")["state"] == "in_progress";
+            // It is in progress some moments before anybody knows from where.
+            caught = of("mode") == "WO"
+                && of("rebuild")["state"] == "in_progress"
+                && of("rebuild")["from"].is_array();
             if caught {
                 meanwhile();
             }
-            source.signal(Signal::SIGCONT);
+            drop(stopped);
             thread::yield_now();
         }
         added.join().unwrap();
