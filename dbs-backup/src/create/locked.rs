@@ -6,7 +6,7 @@ use crate::blocks::Source;
 use crate::config::{self, BackupConfig};
 use crate::names;
 use crate::pool::Work;
-use dbs_core::Result;
+use dbs_core::{ErrorKind, Result};
 use std::sync::atomic::Ordering;
 
 impl<S: Source> Creation<'_, S> {
@@ -61,8 +61,10 @@ impl<S: Source> Creation<'_, S> {
         self.store.refuse_complete(&self.options.volume, &self.name)?;
         self.check_lock()?;
         self.store.objects.put(path, &facts)?;
-        // The writing may have taken longer than the lock is good for.
-        self.check_lock()
+        // The writing may have taken longer than the lock is good for; and whoever deletes the volume has removed all locks
+        // before the last of its blocks.
+        self.check_lock()?;
+        self.check_others()
     }
 
     /// Removes what a backup that failed has begun: it would stop the collection of blocks. What somebody else has
@@ -71,7 +73,8 @@ impl<S: Source> Creation<'_, S> {
         // What stopped the backup does not stop this. The lock, which goes out of date, is not worth such patience.
         let stopped = self.store.stop.swap(false, Ordering::SeqCst);
         if let Ok(there) = self.store.backup(&self.options.volume, &self.name) {
-            let is_unsafe = facts == Some(&there) && self.check_lock().is_err();
+            let others = || self.check_others().is_err_and(|error| error.kind() == ErrorKind::Busy);
+            let is_unsafe = facts == Some(&there) && (self.check_lock().is_err() || others());
             if there.is_in_progress() || is_unsafe {
                 let objects = &self.store.objects;
                 // If that fails, it can be deleted as any backup.

@@ -6,6 +6,7 @@ use dbs_backup::objects::{Directory, Objects};
 use dbs_backup::{BackupStore, CreateOptions, Onto, Work};
 use dbs_core::ErrorKind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const BACKUPS: &str = "backupstore/volumes/5e/23/vol-1/backups";
 
@@ -145,6 +146,26 @@ fn a_lock_that_lapses_at_the_last_write() {
     let error = creation.run(&mut Work::new(&mut |_, _| true)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     assert!(store.backups(VOLUME).unwrap().is_empty());
+}
+
+/// Found by review: upstream's deletion of a volume removes all locks before it removes what is left of the volume. A
+/// backup that began in between said that it is complete, and lacked its first blocks.
+#[test]
+fn a_volume_that_goes_while_it_is_backed_up_leaves_no_backup() {
+    let volume = volume(40, 4);
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    let source = volume.get("one");
+    let creation = store.create(&source, options("backup-1", "one")).unwrap();
+    let (removing, seen) = (Arc::clone(&objects), AtomicUsize::new(0));
+    objects.at_put(move |path, _| {
+        if path.contains("/blocks/") && seen.fetch_add(1, Ordering::SeqCst) == 1 {
+            removing.delete("/vol-1/");
+        }
+    });
+    let error = creation.run(&mut Work::new(&mut |_, _| true)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(!objects.paths().iter().any(|path| path.contains("backup_")), "{:?}", objects.paths());
 }
 
 /// Found by review: of a deletion and a backup that began together, each could take its own lock for the first. The
