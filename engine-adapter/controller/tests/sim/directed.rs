@@ -1,25 +1,25 @@
 //! Single steps of a volume, each on simulated replicas to which nothing else happens.
 
 use crate::client::Kind;
-use crate::parts::{Sim, controller, options};
+use crate::parts::{Sim, controller};
 use crate::replica::{Replica, SECTORS};
 use crate::world::{MS, OTHERS, Weather, World, address};
-use dbs_core::{Error, ErrorKind, Result};
+use dbs_core::{ErrorKind, Result};
 use longhorn_controller::rules::Mode;
-use longhorn_controller::volume::{Call, Controller, Frontend, Frontends, Offer, Parts};
+use longhorn_controller::volume::{Call, Controller};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-const BLOCKS: usize = 8;
-const SIZE: u64 = BLOCKS as u64 * 4096;
+pub const BLOCKS: usize = 8;
+pub const SIZE: u64 = BLOCKS as u64 * 4096;
 
 /// Replicas, of which the first so many are the volume's.
-fn volume(replicas: usize, used: usize) -> (Arc<Sim>, Arc<Controller>) {
+pub fn volume(replicas: usize, used: usize) -> (Arc<Sim>, Arc<Controller>) {
     volume_by(1, replicas, used)
 }
 
 /// The same, of this seed.
-fn volume_by(seed: u64, replicas: usize, used: usize) -> (Arc<Sim>, Arc<Controller>) {
+pub fn volume_by(seed: u64, replicas: usize, used: usize) -> (Arc<Sim>, Arc<Controller>) {
     let weather = Weather { faults_ms: 0, wishes_ms: 10, depth: 0, full: false, rot: 0 };
     let replicas = (0..replicas).map(|_| Replica::new(BLOCKS, true)).collect();
     let sim = Sim::new(World::new(seed, replicas, weather));
@@ -30,15 +30,15 @@ fn volume_by(seed: u64, replicas: usize, used: usize) -> (Arc<Sim>, Arc<Controll
     (sim, controller)
 }
 
-fn modes(controller: &Controller) -> Vec<Mode> {
+pub fn modes(controller: &Controller) -> Vec<Mode> {
     controller.replicas().iter().map(|member| member.mode).collect()
 }
 
-fn snapshot(controller: &Controller, name: &str) -> Result<String> {
+pub fn snapshot(controller: &Controller, name: &str) -> Result<String> {
     controller.snapshot(name, HashMap::new(), false)
 }
 
-fn nothing_violated(sim: &Sim) {
+pub fn nothing_violated(sim: &Sim) {
     let world = sim.world();
     assert_eq!(world.violation, None, "{}", world.log.join("\n"));
 }
@@ -480,12 +480,12 @@ fn a_replica_that_somebody_closed_has_no_snapshot() {
     }
 }
 
-fn is_violated(sim: &Sim) -> bool {
+pub fn is_violated(sim: &Sim) -> bool {
     sim.world().violation.is_some()
 }
 
 /// The user's requests that were answered, and that failed.
-fn answered(sim: &Sim) -> (u64, u64) {
+pub fn answered(sim: &Sim) -> (u64, u64) {
     let world = sim.world();
     (world.client.answers, world.client.failures)
 }
@@ -534,153 +534,6 @@ fn a_silent_replica_is_lost_before_what_it_missed_is_acknowledged() {
     assert!(who_is_silent_is_lost());
 }
 
-/// Whether a flush succeeds that the only complete replica has not answered when its connections to a reactor break for
-/// good, if another one has become complete meanwhile. It is asked for on that reactor; pauses flush on the first one.
-pub fn a_flush_outlives_who_was_asked() -> bool {
-    let (sim, controller) =
-        (1..).map(rebuilding_by).find(|(sim, _)| sim.world().path.lanes() > 1).unwrap();
-    {
-        let mut world = sim.world();
-        world.dark = true;
-        world.replicas[0].blemished = true;
-        for link in world.links_to(0) {
-            if world.is_of(link, 1) {
-                world.break_link(link, 0);
-            }
-        }
-    }
-    sim.run_for(MS);
-    sim.world().ask(1, Kind::Flush, 0, 0);
-    sim.run_for(100 * MS);
-    controller.verify_rebuild(&address(1), "").unwrap();
-    sim.run_for(OTHERS);
-    assert_eq!(modes(&controller), [Mode::Err, Mode::Rw]);
-    answered(&sim) == (1, 0) && !is_violated(&sim)
-}
-
-/// Whether a replica is lost that cannot be connected to anew, though nothing is asked of it.
-pub fn who_is_away_for_too_long_is_lost() -> bool {
-    let (sim, controller) = volume(2, 2);
-    {
-        let mut world = sim.world();
-        world.dark = true;
-        world.replicas[1].blemished = true;
-        world.links_to(1).into_iter().for_each(|link| world.break_link(link, 0));
-    }
-    sim.run_for(6000 * MS);
-    modes(&controller) == [Mode::Rw, Mode::Err] && !is_violated(&sim)
-}
-
-#[test]
-fn a_connection_that_is_not_made_anew_costs_the_replica() {
-    assert!(who_is_away_for_too_long_is_lost());
-}
-
-/// A volume of two replicas, of which the connections of some break again as soon as they are made anew.
-fn frail(broken: &[usize]) -> (Arc<Sim>, Arc<Controller>) {
-    let (sim, controller) = volume(2, 2);
-    {
-        let mut world = sim.world();
-        world.frail = true;
-        for replica in broken {
-            world.replicas[*replica].blemished = true;
-            world.links_to(*replica).into_iter().for_each(|link| world.break_link(link, 0));
-        }
-    }
-    (sim, controller)
-}
-
-/// Whether a replica is lost that can be connected to, but answers nothing then; nothing is asked of it.
-pub fn who_answers_nothing_is_lost() -> bool {
-    let (sim, controller) = frail(&[1]);
-    sim.run_for(6000 * MS);
-    modes(&controller) == [Mode::Rw, Mode::Err] && !is_violated(&sim)
-}
-
-/// Whether a read ends whose reply never gets through, though connections are well until then.
-pub fn a_read_that_breaks_connections_ends() -> bool {
-    let (sim, controller) = volume(2, 2);
-    {
-        let mut world = sim.world();
-        world.poison = true;
-        world.replicas.iter_mut().for_each(|replica| replica.blemished = true);
-        world.ask(0, Kind::Read, 0, SECTORS);
-    }
-    sim.run_for(60_000 * MS);
-    answered(&sim) == (1, 1)
-        && modes(&controller) == [Mode::Err; 2]
-        && sim.world().reconnects < 1000
-        && !is_violated(&sim)
-}
-
-#[test]
-fn a_read_does_not_go_to_and_fro_for_ever() {
-    assert!(a_read_that_breaks_connections_ends());
-}
-
-/// Found by review: each time it was away anew, hundreds of times a second, for ever.
-#[test]
-fn connections_that_carry_nothing_cost_the_replica() {
-    assert!(who_answers_nothing_is_lost());
-    for seed in 0..20 {
-        let (sim, controller) = frail(&[0, 1]);
-        {
-            let mut world = sim.world();
-            world.random = fastrand::Rng::with_seed(seed);
-            world.ask(0, Kind::Read, 0, SECTORS);
-        }
-        sim.run_for(6000 * MS);
-        assert_eq!((answered(&sim), modes(&controller)), ((1, 1), vec![Mode::Err; 2]));
-        let reconnects = sim.world().reconnects;
-        assert!((10..500).contains(&reconnects), "{reconnects}");
-        nothing_violated(&sim);
-    }
-}
-
-#[test]
-fn a_flush_that_the_last_one_has_not_answered_is_asked_of_the_next() {
-    assert!(a_flush_outlives_who_was_asked());
-}
-
-/// A connection that breaks costs nothing but time, whoever has it.
-#[test]
-fn what_was_on_its_way_when_connections_broke_is_done_once() {
-    let (sim, _) = volume(2, 0);
-    sim.world().replicas.iter_mut().for_each(|replica| replica.counter_disabled = false);
-    let controller = controller(&sim, true, false);
-    controller.start(&[address(0), address(1)], SIZE, SIZE).unwrap();
-    for round in 0..40 {
-        let mut world = sim.world();
-        for block in 0..BLOCKS {
-            world.ask(
-                0,
-                if block == round % BLOCKS { Kind::Unmap } else { Kind::Write },
-                block * SECTORS,
-                SECTORS,
-            );
-            world.ask(0, Kind::Read, block * SECTORS, SECTORS);
-        }
-        drop(world);
-        sim.run_for(300 + 40 * round as u64);
-        let mut world = sim.world();
-        world.links_to(round % 2).into_iter().for_each(|link| world.break_link(link, 200));
-        drop(world);
-        assert!(sim.run_until(OTHERS, |world| world.client.wishes.is_empty()));
-    }
-    let world = sim.world();
-    assert!(world.reconnects >= 40, "{}", world.reconnects);
-    assert_eq!(world.client.failures, 0);
-    let [one, two] = [0, 1].map(|replica| &world.replicas[replica]);
-    assert!(
-        one.counter >= 40 * BLOCKS as i64
-            && one.counter == two.counter
-            && one.content() == two.content()
-    );
-    drop(world);
-    assert_eq!(modes(&controller), [Mode::Rw; 2]);
-    nothing_violated(&sim);
-}
-
 #[test]
 fn a_replica_is_made_complete_between_two_writes() {
     let (sim, controller) = volume(2, 1);
@@ -698,7 +551,7 @@ fn rebuilding() -> (Arc<Sim>, Arc<Controller>) {
 }
 
 /// The same, of this seed.
-fn rebuilding_by(seed: u64) -> (Arc<Sim>, Arc<Controller>) {
+pub fn rebuilding_by(seed: u64) -> (Arc<Sim>, Arc<Controller>) {
     let (sim, _) = volume_by(seed, 2, 0);
     sim.world().replicas.iter_mut().for_each(|replica| replica.counter_disabled = false);
     let controller = controller(&sim, true, false);
@@ -877,176 +730,4 @@ fn a_replica_that_could_not_be_added_keeps_its_count() {
     assert_eq!((world.replicas[1].counter, world.replicas[1].rebuilding), (7, false));
     drop(world);
     nothing_violated(&sim);
-}
-
-/// A block device whose kernel cannot change its size in use, unless it can.
-#[derive(Default)]
-struct Device {
-    offered: Mutex<Vec<u64>>,
-    up: Mutex<bool>,
-    grows: Mutex<bool>,
-    ending: Mutex<bool>,
-    /// Whoever has it keeps a start waiting.
-    gate: Mutex<()>,
-    fails: Mutex<bool>,
-}
-
-impl Frontend for Device {
-    fn name(&self) -> &str {
-        "device"
-    }
-
-    fn endpoint(&self) -> String {
-        String::new()
-    }
-
-    fn is_up(&self) -> bool {
-        *self.up.lock().unwrap()
-    }
-
-    fn is_ending(&self) -> bool {
-        *self.ending.lock().unwrap()
-    }
-
-    fn start(&self, offer: &Offer) -> Result<()> {
-        drop(self.gate.lock().unwrap());
-        if *self.fails.lock().unwrap() {
-            return Err(Error::busy("it does not start"));
-        }
-        self.offered.lock().unwrap().push(offer.size);
-        *self.up.lock().unwrap() = true;
-        Ok(())
-    }
-
-    fn expand(&self, size: u64) -> Result<()> {
-        if !*self.grows.lock().unwrap() {
-            return Err(Error::unsupported("before Linux 6.16"));
-        }
-        self.offered.lock().unwrap().push(size);
-        Ok(())
-    }
-
-    fn stop(&self) -> Result<()> {
-        *self.up.lock().unwrap() = false;
-        Ok(())
-    }
-}
-
-struct Devices(Arc<Device>);
-
-impl Frontends for Devices {
-    fn create(&self, _kind: &str) -> Result<Arc<dyn Frontend>> {
-        Ok(Arc::clone(&self.0) as _)
-    }
-}
-
-/// A volume of the first of two replicas, with a device.
-fn volume_with_device() -> (Arc<Sim>, Arc<Controller>, Arc<Device>) {
-    let (sim, _) = volume(2, 0);
-    let device = Arc::<Device>::default();
-    let parts = Parts {
-        replicas: Arc::clone(&sim) as _,
-        path: Arc::clone(&sim) as _,
-        frontends: Arc::new(Devices(Arc::clone(&device))),
-        host: Arc::clone(&sim) as _,
-    };
-    let controller = Controller::new(options(false, false), parts, &sim.new_relay());
-    controller.start(&[address(0)], SIZE, SIZE).unwrap();
-    controller.start_frontend("device").unwrap();
-    (sim, controller, device)
-}
-
-#[test]
-fn a_frontend_that_could_not_be_ended_is_not_taken_for_one_that_serves() {
-    let (sim, controller, device) = volume_with_device();
-    controller.snapshot("one", HashMap::new(), false).unwrap();
-    controller.start_frontend("device").unwrap();
-    *device.ending.lock().unwrap() = true;
-    let error = controller.start_frontend("device").unwrap_err();
-    assert!(error.to_string().contains("frontend shutdown"), "{error}");
-    controller.revert("one").unwrap_err();
-    *device.ending.lock().unwrap() = false;
-    // One that does not start leaves what was there.
-    controller.shutdown_frontend().unwrap();
-    *device.fails.lock().unwrap() = true;
-    controller.start_frontend("device").unwrap_err();
-    assert_eq!(controller.volume().frontend_state, "down");
-    nothing_violated(&sim);
-}
-
-/// It stayed up over no replicas.
-#[test]
-fn a_frontend_that_comes_up_amid_a_shutdown_is_ended() {
-    let (_sim, controller, device) = volume_with_device();
-    controller.shutdown_frontend().unwrap();
-    let moment = || std::thread::sleep(std::time::Duration::from_millis(200));
-    let (sender, taken) = std::sync::mpsc::channel();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let gate = device.gate.lock().unwrap();
-            sender.send(()).unwrap();
-            moment();
-            moment();
-            drop(gate);
-        });
-        taken.recv().unwrap();
-        let starting = scope.spawn(|| controller.start_frontend("device"));
-        moment();
-        // The reactors are of this thread.
-        controller.shutdown().unwrap();
-        starting.join().unwrap().unwrap();
-    });
-    assert!(!device.is_up());
-}
-
-/// It found nothing to do, and the device kept its size until its next start.
-#[test]
-fn an_expansion_that_its_device_did_not_show_is_finished_by_the_next_try() {
-    let (sim, controller, device) = volume_with_device();
-    let expand = |grows: bool| {
-        *device.grows.lock().unwrap() = grows;
-        assert!(controller.begin_expansion(2 * SIZE).unwrap());
-        controller.run_expansion(2 * SIZE);
-        controller.volume().last_expansion_error
-    };
-    assert!(expand(false).contains("before Linux 6.16"));
-    let pauses = sim.world().pauses;
-    assert!(expand(false).contains("before Linux 6.16"), "it is said again");
-    assert_eq!(expand(true), "");
-    assert_eq!(*device.offered.lock().unwrap(), [SIZE, 2 * SIZE]);
-    assert_eq!(sim.world().pauses, pauses, "replicas have nothing to do");
-    controller.shutdown_frontend().unwrap();
-    assert!(!controller.begin_expansion(2 * SIZE).unwrap(), "nobody is there to see it");
-}
-
-/// Found by review: beside one that had failed, or was being rebuilt, the last complete one could be removed in use.
-#[test]
-fn the_last_complete_replica_stays_while_the_volume_is_in_use() {
-    let (sim, controller, _device) = volume_with_device();
-    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
-    let remove = |replica| controller.delete_replica(&address(replica)).map_err(|e| e.kind());
-    assert_eq!(remove(0), Err(ErrorKind::Busy));
-    controller.update_replica(&address(1), Mode::Err).unwrap();
-    assert_eq!(remove(0), Err(ErrorKind::Busy));
-    assert_eq!((remove(1), remove(0)), (Ok(()), Err(ErrorKind::Busy)));
-    controller.shutdown_frontend().unwrap();
-    assert_eq!(remove(0), Ok(()));
-    nothing_violated(&sim);
-}
-
-#[test]
-fn a_volume_has_the_size_of_its_replicas_whatever_its_device_shows() {
-    let (sim, controller, device) = volume_with_device();
-    assert!(controller.begin_expansion(2 * SIZE).unwrap());
-    controller.run_expansion(2 * SIZE);
-    let info = controller.volume();
-    assert_eq!((info.size as u64, info.is_expanding), (2 * SIZE, false));
-    assert!(info.last_expansion_error.contains("before Linux 6.16"), "{info:?}");
-    assert_eq!(sim.world().path.size, 2 * SIZE);
-    // A replica of that size can join.
-    sim.world().replicas[1].size = 2 * BLOCKS;
-    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
-    controller.shutdown_frontend().unwrap();
-    controller.start_frontend("device").unwrap();
-    assert_eq!(*device.offered.lock().unwrap(), [SIZE, 2 * SIZE]);
 }

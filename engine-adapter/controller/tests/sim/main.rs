@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod client;
+mod connections;
+mod device;
 mod directed;
 mod history;
 mod network;
@@ -43,10 +45,10 @@ const SHOWN: [(Planted, u64); 10] = [
 const RARE: [(Planted, fn() -> bool); 6] = [
     (Planted::Rule(Rule::KeepWoAhead), directed::who_is_ahead_is_lost),
     (Planted::Path(Path::IgnoreTimeout), directed::who_is_silent_is_lost),
-    (Planted::Path(Path::WaitForAway), directed::who_is_away_for_too_long_is_lost),
-    (Planted::Path(Path::FlapForEver), directed::who_answers_nothing_is_lost),
-    (Planted::Path(Path::BounceForEver), directed::a_read_that_breaks_connections_ends),
-    (Planted::Path(Path::FlushOnce), directed::a_flush_outlives_who_was_asked),
+    (Planted::Path(Path::WaitForAway), connections::who_is_away_for_too_long_is_lost),
+    (Planted::Path(Path::FlapForEver), connections::who_answers_nothing_is_lost),
+    (Planted::Path(Path::BounceForEver), connections::a_read_that_breaks_connections_ends),
+    (Planted::Path(Path::FlushOnce), connections::a_flush_outlives_who_was_asked),
 ];
 /// Mistakes of reactors that histories do not show: `tests/path/sabotage.rs` has a test for each.
 const ELSEWHERE: [Path; 15] = [

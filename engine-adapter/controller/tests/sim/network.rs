@@ -40,7 +40,7 @@ impl Mistake {
 }
 
 /// A connection.
-#[derive(Debug, Clone)]
+#[derive(Default, Debug, Clone)]
 pub struct Link {
     pub replica: usize,
     /// Who has it, and how often it was made anew; nobody if it is not.
@@ -81,22 +81,7 @@ impl World {
         // Older ones cannot be connected to anew.
         let new = self.old == 0 || self.random.u32(0..self.old) > 0;
         let client = new.then_some(self.last_link + 1);
-        let new = Link {
-            replica,
-            client,
-            epoch: 0,
-            serving: 0,
-            session,
-            gate,
-            lane: 0,
-            up: VecDeque::new(),
-            come: Vec::new(),
-            down: VecDeque::new(),
-            up_at: 0,
-            down_at: 0,
-            cut: false,
-            left: false,
-        };
+        let new = Link { replica, client, session, gate, ..Link::default() };
         let links = (0..count).map(|index| self.link(Link { lane: index % lanes, ..new.clone() }));
         let links = links.collect();
         self.path.peers.insert(id, replica);
@@ -178,17 +163,10 @@ impl World {
             replica,
             client: Some(client),
             epoch: redial.epoch,
-            serving: 0,
             session,
             gate,
             lane: redial.lane,
-            up: VecDeque::new(),
-            come: Vec::new(),
-            down: VecDeque::new(),
-            up_at: 0,
-            down_at: 0,
-            cut: false,
-            left: false,
+            ..Link::default()
         };
         self.note(format!("{redial:?}: r{replica} is there, open {open}"));
         self.reconnects += 1;
