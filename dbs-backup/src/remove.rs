@@ -137,6 +137,8 @@ impl BackupStore {
         }
         let lock = self.lock(volume, Kind::Deletion)?;
         let before = self.backups(volume)?;
+        // It may have been held before the lock was there.
+        self.refuse_held(volume, &before.iter().map(String::as_str).collect::<Vec<_>>())?;
         let is_new = || self.has_new(volume, &before);
         // Facts before blocks, durably, and then the rest.
         for part in [names::backups(volume), names::blocks(volume), folder.clone()] {

@@ -58,14 +58,17 @@ pub trait Objects: Send + Sync {
     /// a power loss. On return the new one is durable.
     fn put(&self, path: &str, content: &[u8]) -> Result<()>;
     /// Begins to write an object, where that is worth it. It may be there, and durable, only after [`Objects::complete`],
-    /// and is gone if what this returns is dropped.
+    /// and may be gone if what this returns is dropped. Whoever has one of these two has both.
     fn prepare(&self, path: &str, content: &[u8]) -> Result<Prepared> {
         self.put(path, content).map(|()| Prepared(None))
     }
 
     /// Ends the writing of several objects, as [`Objects::put`] does that of one.
-    fn complete(&self, _prepared: Vec<Prepared>) -> Result<()> {
-        Ok(())
+    fn complete(&self, prepared: Vec<Prepared>) -> Result<()> {
+        if prepared.iter().all(|one| one.0.is_none()) {
+            return Ok(());
+        }
+        Err(Error::unsupported("what was begun to be written is not ended here"))
     }
 
     /// Whether there is such an object.

@@ -87,7 +87,7 @@ pub(super) fn alone<T>(
     let done = objects.list(&folder).and_then(|all| match all.iter().find(|other| **other != name) {
         None => what(&claim),
         Some(other) => Err(Error::busy(format!(
-            "another `dbs backup` command that must be alone runs there. Try again; if one was cut off, remove {folder}/{other} a              day later, or have `dbs backup prune` do so"
+            "another `dbs backup` command that must be alone runs there. Try again; if one was cut off, remove {folder}/{other} a day later, or have `dbs backup prune` do so"
         ))),
     });
     if claim.is_late.get() {

@@ -4,6 +4,7 @@ use crate::support::*;
 use dbs_backup::{BackupStore, InitOptions, Onto, Retention, Work};
 use dbs_core::ErrorKind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A backup store in one of the layouts.
 fn open(objects: &Arc<Memory>, repository: bool) -> BackupStore {
@@ -99,4 +100,22 @@ fn what_is_deleted_meanwhile_is_not_held() {
     let error = store.hold(VOLUME, "backup-1", "a volume").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     assert!(objects.paths().iter().all(|path| !path.contains("/manifests/")));
+}
+
+/// Found on reading: what was held between the first look of a deletion and its lock went with the volume.
+#[test]
+fn what_is_held_before_a_deletion_has_its_lock_stays() {
+    let objects = Arc::new(Memory::default());
+    let store = open(&objects, false);
+    create(&store, "backup-1", &volume(1, 6).get("one")).unwrap();
+    let memory = Arc::downgrade(&objects);
+    let holds = AtomicBool::new(false);
+    objects.at_put(move |path, _| {
+        if path.ends_with(".lck") && !holds.swap(true, Ordering::SeqCst) {
+            open(&memory.upgrade().unwrap(), false).hold(VOLUME, "backup-1", "a volume").unwrap();
+        }
+    });
+    let refused = store.remove_volume(VOLUME, &mut Work::new(&mut |_, _| true)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+    assert_eq!(store.backups(VOLUME).unwrap().len(), 2);
 }

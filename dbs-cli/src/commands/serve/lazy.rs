@@ -183,7 +183,8 @@ struct One {
 impl One {
     fn run(&self, file: Option<Arc<BackupFile>>) {
         if !self.is_needed() {
-            return;
+            // Its threads, and what it keeps in memory, are for nobody.
+            return file.iter().for_each(|file| file.end());
         }
         // As long as it is not known that nobody needs it, the store has it.
         let Some(file) = self.again(|| file.clone().map_or_else(|| open_file(&self.url), Ok))
