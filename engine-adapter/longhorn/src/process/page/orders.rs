@@ -1,7 +1,7 @@
 //! What a page may have done to the volume: what the commands of `longhorn snapshot` do.
 
 use crate::client::{Listed, ReplicaLink, purge, remove_snapshot};
-use dbs_core::{Error, Result};
+use dbs_core::{Error, ErrorKind, Result};
 use dbs_web::{Leave, Order, Run};
 use longhorn_controller::rules::Mode;
 use longhorn_controller::volume::Controller;
@@ -11,7 +11,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::Handle;
+
+/// From one look to the next, whether somebody still waits.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A command, as pages send it.
 #[derive(Debug, Deserialize)]
@@ -60,7 +64,7 @@ pub(super) fn order(
         _ => Leave::Change,
     };
     let volume = Volume { controller: Arc::clone(controller), runtime: runtime.clone() };
-    let run: Run = Box::new(move |_| volume.run(command));
+    let run: Run = Box::new(move |go_on| volume.run(command, go_on));
     Ok(Order { leave, run })
 }
 
@@ -71,18 +75,18 @@ struct Volume {
 
 impl Volume {
     /// What is done without a result is told as an empty one: a page takes nothing for an answer that was cut off.
-    fn run(&self, command: Command) -> Result<Value> {
+    fn run(&self, command: Command, go_on: &mut dyn FnMut() -> bool) -> Result<Value> {
         match command {
             Command::Create(Create { snapshot, freeze }) => {
                 let name = self.controller.snapshot(&snapshot, HashMap::new(), freeze)?;
                 Ok(json!({ "name": name }))
             }
             Command::Revert(named) => {
-                self.confirm(&named)?;
+                self.confirm(&named, go_on)?;
                 self.controller.revert(&named.snapshot).map(|()| json!({}))
             }
             Command::Remove(named) => {
-                self.confirm(&named)?;
+                self.confirm(&named, go_on)?;
                 let (volume, replicas) = self.listed();
                 let removed = remove_snapshot(&volume, &replicas, &named.snapshot);
                 self.runtime.block_on(removed).map(|()| json!({}))
@@ -107,14 +111,27 @@ impl Volume {
         (self.controller.volume().name, replicas.collect())
     }
 
-    /// Whether the snapshot of this name is still the one that was confirmed.
-    fn confirm(&self, Named { snapshot, created }: &Named) -> Result<()> {
+    /// Whether the snapshot of this name is still the one that was confirmed. A replica that hangs is asked only for as long
+    /// as somebody waits: nothing has begun until then.
+    fn confirm(
+        &self,
+        Named { snapshot, created }: &Named,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         let (volume, replicas) = self.listed();
         let complete = replicas.iter().find(|replica| replica.mode == ReplicaMode::Rw);
         let complete = complete.ok_or_else(|| Error::busy("no replica is complete"))?;
-        let said = self
-            .runtime
-            .block_on(async { ReplicaLink::new(&complete.address, &volume, "")?.get().await })?;
+        let given_up = async {
+            while go_on() {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        let said = self.runtime.block_on(async {
+            tokio::select! {
+                said = async { ReplicaLink::new(&complete.address, &volume, "")?.get().await } => said,
+                () = given_up => Err(Error::new(ErrorKind::Interrupted, "nobody waits for it any more")),
+            }
+        })?;
         match said.disks.get(&snapshot_disk(snapshot)) {
             None => Err(Error::not_found(format!("there is no snapshot {snapshot}"))),
             Some(disk) if created.as_deref() == Some(disk.created.as_str()) => Ok(()),
