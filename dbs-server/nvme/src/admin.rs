@@ -95,7 +95,7 @@ fn property(controller: &Controller, command: &Command) -> Result<Reply, Status>
                 Begins::Shutdown => Reply::Shutdown,
             })
         }
-        // Connected it is; authentication is not asked for.
+        // Connected it is, and authenticated, if that is asked for: once for each connection.
         _ => Err(Status::INVALID_FIELD),
     }
 }

@@ -7,7 +7,7 @@ use crate::support::{SIZE, Volume, address, content, options, replicas};
 use dbs_core::info::VolumeLimits;
 use dbs_frontend::Listen;
 use dbs_guest::{FLUSH as FLUSH_FEATURE, Guest, Kind, Options, Queue, Request};
-use longhorn_controller::frontend::{NvmeFrontend, VhostFrontend};
+use longhorn_controller::frontend::{NvmeFrontend, NvmeOptions, VhostFrontend};
 use longhorn_controller::path::{Mode, PathOptions};
 use longhorn_wire::frame::Type;
 use std::net::SocketAddr;
@@ -237,8 +237,8 @@ fn at(frontend: &NvmeFrontend) -> SocketAddr {
 }
 
 fn serve_nvme(volume: &Volume, uuid: &str) -> NvmeFrontend {
-    let listen = ["tcp:0".parse().unwrap()];
-    NvmeFrontend::start(&volume.path, "vol", uuid, &listen).unwrap()
+    let options = NvmeOptions::at(&["tcp:0".parse().unwrap()]);
+    NvmeFrontend::start(&volume.path, "vol", uuid, &options).unwrap()
 }
 
 #[test]
