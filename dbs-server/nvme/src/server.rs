@@ -1,6 +1,6 @@
 //! The server: where hosts connect, which subsystems there are, and who is connected.
 
-use super::controller::{ClientInfo, Controller};
+use super::controller::{Changed, ClientInfo, Controller};
 use super::keys::Keys;
 use super::message::Message;
 use super::shared::{Connections, PATIENCE, Shared};
@@ -68,7 +68,7 @@ impl HostedNvme {
     /// Of a disk whose requests are carried out there.
     #[must_use]
     pub fn new(disk: OneDisk, options: &NvmeOptions) -> Self {
-        Self(Shared::new(Arc::new(disk), options.clone()))
+        Self(Shared::new(Arc::new(disk), options.clone(), true))
     }
 
     /// Its part on one reactor, to be made there; its operations have `tags`.
@@ -94,7 +94,7 @@ impl NvmeTcp {
     pub fn start(store: Store, options: &NvmeOptions, serving: DiskOptions) -> Result<Self> {
         let serving = Arc::new(serving);
         let disks = StoreDisks::new(store.clone(), HolderKind::NvmeTcp, Arc::clone(&serving));
-        let shared = Shared::new(Arc::new(disks), options.clone());
+        let shared = Shared::new(Arc::new(disks), options.clone(), false);
         let its = Arc::clone(&shared);
         let engine = || {
             let make = move |requests, _| Target::new(Arc::clone(&its), requests, 0);
@@ -166,7 +166,7 @@ impl NvmeTcp {
         for controller in controllers {
             controller.follow();
             if changed && controller.disk().is_none() {
-                controller.changed();
+                controller.changed(Changed::Shown);
             }
         }
     }

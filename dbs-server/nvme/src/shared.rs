@@ -40,6 +40,8 @@ pub struct Shared {
     disks: Arc<dyn Disks>,
     /// Where hosts come in, and which.
     pub options: NvmeOptions,
+    /// A host may have several paths to a disk, one to each address.
+    paths: bool,
     /// The reactors, once they run.
     pub engine: Arc<OnceLock<Engine<Message>>>,
     tell: Tell,
@@ -79,12 +81,13 @@ type Subjects = BTreeMap<String, Subject>;
 
 impl Shared {
     /// What there is at the moment, and nobody who is connected.
-    pub fn new(disks: Arc<dyn Disks>, options: NvmeOptions) -> Arc<Self> {
+    pub fn new(disks: Arc<dyn Disks>, options: NvmeOptions, paths: bool) -> Arc<Self> {
         let engine: Arc<OnceLock<Engine<Message>>> = Arc::default();
         let told = Arc::clone(&engine);
         let shared = Self {
             disks,
             options,
+            paths,
             engine,
             tell: Arc::new(move |notice| {
                 told.get().into_iter().for_each(|engine| engine.tell(|| Message::Notice(notice)));
@@ -142,7 +145,14 @@ impl Shared {
                 log::info("nvme", &[("disconnected", &controller.who)]);
             }
             drop(controller);
-            let removed = lock(&self.controllers).remove(&id);
+            let mut controllers = lock(&self.controllers);
+            let removed = controllers.remove(&id);
+            // Nothing of it is under way: what comes on the next path comes later.
+            if let Some(next) = removed.as_ref().and_then(|ended| next_path(&controllers, ended)) {
+                log::info("nvme", &[("takes_over", &next.who)]);
+                next.take_over();
+            }
+            drop(controllers);
             // Who waits for that finds that nobody has the volume open for it.
             drop(removed);
             self.ended.notify_all();
@@ -295,7 +305,7 @@ impl Shared {
             // The flush of a shutdown must not use up what an application is to be told: Linux does not look at it.
             let lost =
                 if asked.queue == 0 { Arc::default() } else { Arc::clone(&disk.opened.lost) };
-            let Opened { disk, read_only, .. } = &disk.opened;
+            let Opened { disk, read_only, .. } = &*disk.opened;
             // A flag of its own: a queue may end without its controller.
             User::new(disk.clone(), *read_only, controller.id, lost, Arc::default())
         });
@@ -324,7 +334,15 @@ impl Shared {
         let who = format!("NVMe host {} at {peer}", asked.host.name);
         let subject = match self.subject(asked, peer)? {
             None => Shows::Discovery(address),
-            Some(subject) => Shows::Disk(self.open(&subject, (id, &who), peer)?),
+            Some(subject) => {
+                let opened = match self.other_path(asked, address) {
+                    Some(opened) => opened,
+                    None => Arc::new(self.open(&subject, (id, &who), peer)?),
+                };
+                let reactors = self.engine.get().map_or(1, Engine::reactors);
+                let queues_max = QUEUES_MAX.min((2 * reactors).max(4) as u16);
+                Shows::Disk(Disk { opened, paths: self.paths, queues_max })
+            }
         };
         let mut controllers = lock(&self.controllers);
         if self.stopping.load(Ordering::SeqCst) {
@@ -337,11 +355,13 @@ impl Shared {
             None => self.next_free(&controllers),
         };
         let number = number.ok_or((Status::CONNECT_BUSY, 0))?;
+        let has_it = |other: &Arc<Controller>| other.disk().is_some() && other.is_accessible();
+        let accessible = !self.paths || !controllers.values().any(has_it);
         let controller = Arc::new(Controller::new(
             (id, number),
             asked.host.clone(),
-            (who, peer.to_owned()),
-            subject,
+            (who, peer.to_owned(), address),
+            (subject, accessible),
             asked.keep_alive_ms,
             Arc::clone(&self.tell),
         ));
@@ -403,16 +423,25 @@ impl Shared {
         subject: &Subject,
         (id, who): (u64, &str),
         peer: &str,
-    ) -> std::result::Result<Disk, Refused> {
+    ) -> std::result::Result<Opened, Refused> {
         let remedy = format!("disconnect it there first, or with `dbs clients kick {id}`");
         let by = Applicant { id, who, from: peer, remedy: &remedy };
-        let opened = self.disks.open(subject, &by, &self.stopping).map_err(|error| {
+        self.disks.open(subject, &by, &self.stopping).map_err(|error| {
             log::warn("nvme", &[("refused", &who), ("error", &error)]);
             (Status::CONNECT_BUSY, 0)
-        })?;
-        let reactors = self.engine.get().map_or(1, Engine::reactors);
-        let queues_max = QUEUES_MAX.min((2 * reactors).max(4) as u16);
-        Ok(Disk { opened, queues_max })
+        })
+    }
+
+    /// The disk that the same host has on a path to another address already. One that comes again to the same address has
+    /// lost its connections, and waits for their end: it may know of no paths.
+    fn other_path(&self, asked: &Asked, address: SocketAddr) -> Option<Arc<Opened>> {
+        let controllers = lock(&self.controllers);
+        let its = |controller: &&Arc<Controller>| self.paths && controller.host == asked.host;
+        let mut its = controllers.values().filter(its).filter(|controller| !controller.has_ended());
+        if its.clone().any(|controller| controller.at == address) {
+            return None;
+        }
+        its.find_map(|controller| controller.disk()).map(|disk| Arc::clone(&disk.opened))
     }
 }
 
@@ -420,6 +449,17 @@ impl Shared {
 fn is_loopback(peer: &str) -> bool {
     let address = peer.strip_prefix("tcp:").and_then(|peer| peer.parse::<SocketAddr>().ok());
     address.is_some_and(|address| address.ip().is_loopback())
+}
+
+/// The path that is to be used behind one that has ended, if that was used: the oldest.
+fn next_path(controllers: &Controllers, ended: &Controller) -> Option<Arc<Controller>> {
+    let is_path = |other: &Controller| other.disk().is_some_and(|disk| disk.paths);
+    if !is_path(ended) || !ended.is_accessible() {
+        return None;
+    }
+    let is_next =
+        |other: &&Arc<Controller>| is_path(other) && other.host == ended.host && !other.has_ended();
+    controllers.values().find(is_next).cloned()
 }
 
 /// Whether a controller has this number.
