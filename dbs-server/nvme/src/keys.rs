@@ -7,6 +7,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use dbs_core::{Error, Result};
+use dbs_frontend::Listen;
 use dbs_service::privileges::read_secret;
 use ring::hmac;
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use std::fmt;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use zeroize::Zeroizing;
 
 /// Bytes of a file of keys at most: some thousands of hosts.
@@ -194,6 +196,34 @@ impl Keys {
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// Where hosts come in, and which.
+#[derive(Debug, Clone, Default)]
+pub struct NvmeOptions {
+    /// The addresses.
+    pub listen: Vec<Listen>,
+    /// The keys by which hosts prove who they are; without them, each host of this machine is let in.
+    pub keys: Option<Arc<Keys>>,
+    /// Hosts of other machines are let in, too: what they send can be read and changed on its way.
+    pub insecure_data: bool,
+}
+
+impl NvmeOptions {
+    /// Those of this machine, at these addresses.
+    #[must_use]
+    pub fn at(listen: &[Listen]) -> Self {
+        Self { listen: listen.to_vec(), ..Self::default() }
+    }
+
+    /// With keys from a file, if there is one.
+    ///
+    /// # Errors
+    /// Those of [`Keys::load`].
+    pub fn load(listen: Vec<Listen>, keys: Option<&Path>, insecure_data: bool) -> Result<Self> {
+        let keys = keys.map(Keys::load).transpose()?.map(Arc::new);
+        Ok(Self { listen, keys, insecure_data })
     }
 }
 

@@ -31,5 +31,5 @@ mod target;
 mod wire;
 
 pub use controller::ClientInfo;
-pub use keys::Keys;
-pub use server::{HostedNvme, NvmeOptions, NvmeTcp};
+pub use keys::{Keys, NvmeOptions};
+pub use server::{HostedNvme, NvmeTcp};

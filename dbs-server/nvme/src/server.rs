@@ -1,7 +1,7 @@
 //! The server: where hosts connect, which subsystems there are, and who is connected.
 
 use super::controller::{Changed, ClientInfo, Controller};
-use super::keys::Keys;
+use super::keys::NvmeOptions;
 use super::message::Message;
 use super::shared::{Connections, PATIENCE, Shared};
 use super::target::Target;
@@ -15,7 +15,6 @@ use dbs_service::log;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, ToSocketAddrs};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -24,34 +23,6 @@ use std::time::Duration;
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// Between two looks who is silent.
 const CLOCK: Duration = Duration::from_secs(1);
-
-/// Where hosts come in, and which.
-#[derive(Debug, Clone, Default)]
-pub struct NvmeOptions {
-    /// The addresses.
-    pub listen: Vec<Listen>,
-    /// The keys by which hosts prove who they are; without them, each host of this machine is let in.
-    pub keys: Option<Arc<Keys>>,
-    /// Hosts of other machines are let in, too: what they send can be read and changed on its way.
-    pub insecure_data: bool,
-}
-
-impl NvmeOptions {
-    /// Those of this machine, at these addresses.
-    #[must_use]
-    pub fn at(listen: &[Listen]) -> Self {
-        Self { listen: listen.to_vec(), ..Self::default() }
-    }
-
-    /// With keys from a file, if there is one.
-    ///
-    /// # Errors
-    /// Those of [`Keys::load`].
-    pub fn load(listen: Vec<Listen>, keys: Option<&Path>, insecure_data: bool) -> Result<Self> {
-        let keys = keys.map(Keys::load).transpose()?.map(Arc::new);
-        Ok(Self { listen, keys, insecure_data })
-    }
-}
 
 /// The volumes and snapshots of a store, or one volume that something else carries the requests of out, each a subsystem of
 /// NVMe over TCP. Dropping it stops it.

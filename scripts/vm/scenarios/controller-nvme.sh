@@ -77,8 +77,11 @@ goes_on() {
 serve $first $second
 nqn=$(steer info | jq -r '.endpoint | split("/") | last')
 ask $first
-device=/dev/$(basename /sys/class/nvme-subsystem/nvme-subsys*/nvme*n1)
-until_true 30 "the disk" test -b "$device"
+appears() {
+    device=/dev/$(basename /sys/class/nvme-subsystem/nvme-subsys*/nvme*n1)
+    [ -b "$device" ]
+}
+until_true 30 "the disk" appears
 ask $second
 [ "$(echo /sys/class/nvme-subsystem/nvme-subsys*)" = /sys/class/nvme-subsystem/nvme-subsys0 ] || fail "not one disk"
 until_true 30 "the first path" is_on $first optimized
