@@ -17,7 +17,7 @@ use dbs_control::Access;
 use dbs_core::{Error, OpenOptions, Result, Store};
 use dbs_frontend::{ListenAddress, inherited_sockets};
 use dbs_nbd::{ExportRule, ExportRules, Listen, TlsConfig};
-use dbs_server::serve::{ServeOptions, Serving};
+use dbs_server::serve::{NvmeOptions, ServeOptions, Serving};
 use dbs_service::log;
 use dbs_service::memory;
 use dbs_service::metrics::{self, MetricsServer};
@@ -57,10 +57,19 @@ pub struct Serve {
     #[arg(long, value_name = "DIR", conflicts_with = "user")]
     vhost_user: Option<PathBuf>,
     /// Listen for hosts of NVMe over TCP on this machine (Linux's nvme-tcp): tcp:PORT, or tcp:HOST:PORT with a HOST that
-    /// is loopback, and a PORT below 1024, which not every user can take. Each volume and each snapshot is a subsystem, called after its uuid,
+    /// is loopback (see --nvme-insecure-data), and a PORT below 1024, which not every user can take. Each volume and each snapshot is a subsystem, called after its uuid,
     /// and the discovery subsystem lists them. They obey --export. Can be repeated
     #[arg(long, value_name = "ADDRESS")]
     nvme: Vec<Listen>,
+    /// Let in only hosts of NVMe that prove that they have a key (DH-HMAC-CHAP): each line of FILE has the NQN of a host, its key as
+    /// `nvme gen-dhchap-key` prints it, and maybe the key by which the server proves to that host who it is. Nobody but its
+    /// owner may read FILE
+    #[arg(long, value_name = "FILE", requires = "nvme")]
+    nvme_keys: Option<PathBuf>,
+    /// Let --nvme listen for other machines, too. Whoever is on the way between them can read and change all data: keys
+    /// say who connects, and protect nothing else
+    #[arg(long, requires = "nvme_keys")]
+    nvme_insecure_data: bool,
     /// Export only volumes whose names match PATTERN, and their snapshots. In PATTERN, * stands for any
     /// characters, ? for one. `,ro` makes the exports read-only. `,from=CLIENT` limits the rule to
     /// clients with such an address, as `tcp:10.0.*` or `unix:*`. Can be repeated: the first rule that
@@ -175,6 +184,8 @@ impl Serve {
         let inherited = inherited.map_err(|e| Error::io(e, "listening for NBD clients"))?;
         let tls = self.tls()?;
         let web_tls = tls.clone();
+        let keys = self.nvme_keys.as_deref();
+        let nvme = NvmeOptions::load(self.nvme, keys, self.nvme_insecure_data)?;
         let mut open = context.serving_options(self.read_only)?;
         // Opening backups starts threads, which a server of devices must not have to wait for.
         dbs_ublk::serve_devices_from_here();
@@ -192,7 +203,7 @@ impl Serve {
             inherited,
             exports: ExportRules(self.export),
             vhost_user: self.vhost_user,
-            nvme: self.nvme,
+            nvme,
             tls,
             reactors: self.reactors.map(usize::from),
             spin: self.spin,

@@ -72,7 +72,7 @@ fn serve(place: &Place, file: &Arc<Mute>) -> Serving {
         inherited: Vec::new(),
         exports: ExportRules::default(),
         vhost_user: None,
-        nvme: Vec::new(),
+        nvme: Default::default(),
         tls: None,
         reactors: Some(1),
         spin: Duration::ZERO,

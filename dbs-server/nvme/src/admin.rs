@@ -1,10 +1,9 @@
 //! Commands of an admin queue: what is answered to each, without anything else being done.
 
 use super::command::{Command, Status, TRANSFER_MAX_BYTES, opcode};
-use super::controller::{Controller, Shows};
-use super::identify::{self, Described, IDENTIFY_BYTES};
+use super::controller::{Changed, Controller, Disk, Shows};
+use super::identify::{self, Described, IDENTIFY_BYTES, Shape};
 use super::registers::Begins;
-use dbs_frontend::Opened;
 
 /// The properties of a controller, as commands of Fabrics.
 mod fabrics {
@@ -27,6 +26,7 @@ mod log {
     pub const FIRMWARE: u8 = 0x03;
     pub const CHANGED: u8 = 0x04;
     pub const EFFECTS: u8 = 0x05;
+    pub const ACCESS: u8 = 0x0c;
     pub const DISCOVERY: u8 = 0x70;
 }
 
@@ -95,7 +95,7 @@ fn property(controller: &Controller, command: &Command) -> Result<Reply, Status>
                 Begins::Shutdown => Reply::Shutdown,
             })
         }
-        // Connected it is; authentication is not asked for.
+        // Connected it is, and authenticated, if that is asked for: once for each connection.
         _ => Err(Status::INVALID_FIELD),
     }
 }
@@ -108,15 +108,19 @@ fn identify(controller: &Controller, command: &Command) -> Result<Reply, Status>
             let subsystem = controller.subsystem();
             let uuid = disk.map(|disk| disk.opened.uuid.as_str());
             let number = controller.number;
-            identify::controller(&Described { number, subsystem: &subsystem, uuid })
+            let paths = disk.is_some_and(|disk| disk.paths);
+            identify::controller(&Described { number, subsystem: &subsystem, uuid, paths })
         }
         (0 | 3, Some(_)) if namespace != super::command::NAMESPACE => {
             return Err(Status::INVALID_NAMESPACE);
         }
-        (0, Some(disk)) => {
-            let Opened { disk, read_only, whole_blocks, zeroes_freed, .. } = &disk.opened;
-            identify::namespace(disk.size(), *read_only, *whole_blocks, *zeroes_freed)
-        }
+        (0, Some(Disk { opened, paths, .. })) => identify::namespace(&Shape {
+            size: opened.disk.size(),
+            read_only: opened.read_only,
+            whole: opened.whole_blocks,
+            zeroes_freed: opened.zeroes_freed,
+            paths: *paths,
+        }),
         (3, Some(disk)) => identify::descriptors(&disk.opened.uuid),
         (2, Some(_)) if namespace < 0xffff_fffe => identify::namespaces(namespace),
         (2, Some(_)) => return Err(Status::INVALID_NAMESPACE),
@@ -145,7 +149,7 @@ fn log_page(
     let seen = command.dword(10) & 1 << 15 == 0;
     let log = match ((command.dword(10) & 0xff) as u8, &controller.shows) {
         (log::DISCOVERY, Shows::Discovery(address)) => {
-            controller.changes(seen);
+            controller.changes(Changed::Shown, seen);
             // There may be many: a list is made when something has changed, not for each read.
             let known = controller.found(None).0;
             let now = if offset == 0 { subsystems(controller, known) } else { None };
@@ -157,8 +161,13 @@ fn log_page(
         (log::HEALTH, Shows::Disk(_)) => identify::health(),
         (log::FIRMWARE, Shows::Disk(_)) => vec![0; 512],
         (log::EFFECTS, Shows::Disk(_)) => identify::effects(),
+        (log::ACCESS, Shows::Disk(Disk { paths: true, .. })) => {
+            controller.changes(Changed::Access, seen);
+            let (changes, accessible) = controller.access();
+            identify::access(changes, accessible, command.dword(10) & 1 << 8 != 0)
+        }
         (log::CHANGED, Shows::Disk(_)) => {
-            if controller.changes(seen) {
+            if controller.changes(Changed::Shown, seen) {
                 identify::namespaces(0)
             } else {
                 vec![0; 4096]

@@ -74,8 +74,11 @@ impl Status {
     pub const CONNECT_BUSY: Self = Self(0x181);
     pub const CONNECT_PARAMETERS: Self = Self(NO_RETRY | 0x182);
     pub const CONNECT_HOST: Self = Self(NO_RETRY | 0x184);
+    pub const AUTHENTICATION: Self = Self(NO_RETRY | 0x191);
     pub const WRITE_FAULT: Self = Self(NO_RETRY | 0x280);
     pub const READ_ERROR: Self = Self(NO_RETRY | 0x281);
+    /// Another path of the host may have it.
+    pub const INACCESSIBLE: Self = Self(0x302);
 
     /// That of an error number.
     pub fn of(errno: i32, reads: bool) -> Self {

@@ -1,8 +1,9 @@
 //! The beginning of a connection, on a thread of its own: what both sides agree on, and the command that connects it to
 //! a queue of a controller.
 //!
-//! After "Connect Command" of the NVM Express Base Specification (NVMe over Fabrics).
+//! After "Connect Command" and "Authentication Send Command" of the NVM Express Base Specification (NVMe over Fabrics).
 
+use super::auth::Authentication;
 use super::command::{Command, ENTRY_BYTES, Status, completion, opcode};
 use super::controller::Host;
 use super::identify::ADMIN_CAPSULE_MAX_BYTES;
@@ -16,10 +17,18 @@ use std::time::{Duration, Instant};
 
 /// Bytes of what a host says of itself.
 const DATA_BYTES: usize = 1024;
+/// What a host must have room for: the longest message, a challenge of 64 bytes.
+const MESSAGE_MIN_BYTES: usize = 16 + 64;
 /// Longest name of a host or a subsystem.
 const NAME_MAX_BYTES: usize = 223;
-/// The type of the command.
+/// The types of the commands.
 const CONNECT: u8 = 0x01;
+const AUTHENTICATION_SEND: u8 = 0x05;
+const AUTHENTICATION_RECEIVE: u8 = 0x06;
+/// What they are for: protocols of NVMe.
+const SECURITY_PROTOCOL: [u8; 3] = [1, 1, 0xe9];
+/// Said with the number of a controller: the host is to prove who it is.
+const IS_ASKED_TO_PROVE: u64 = 1 << 17;
 /// The number of a controller that is to be made.
 const NEW: u16 = 0xffff;
 
@@ -57,6 +66,9 @@ pub struct Connecting<'a> {
     framing: Framing,
     command: u16,
     flow_control: bool,
+    /// Commands that have come, and entries of the queue.
+    commands: u16,
+    entries: u16,
 }
 
 impl<'a> Connecting<'a> {
@@ -68,7 +80,8 @@ impl<'a> Connecting<'a> {
         socket.set_write_timeout(Some(patience))?;
         let deadline = Instant::now() + patience;
         let framing = Framing::default();
-        let mut this = Self { socket, deadline, framing, command: 0, flow_control: true };
+        let (command, commands, entries, flow_control) = (0, 0, u16::MAX, true);
+        let mut this = Self { socket, deadline, framing, command, flow_control, commands, entries };
         let mut pdu = [0; INIT_BYTES];
         this.read(&mut pdu[..COMMON_BYTES])?;
         // The rest is zeros still, which is right: what is wrong by now is in these, and no more may come.
@@ -89,18 +102,20 @@ impl<'a> Connecting<'a> {
         self.framing
     }
 
-    /// Takes the command that connects to a queue; `None` if it was refused.
-    ///
-    /// # Errors
-    /// As [`Connecting::begin`].
-    pub fn asked(&mut self) -> io::Result<Option<Asked>> {
+    /// Commands that have come.
+    pub fn commands(&self) -> u16 {
+        self.commands
+    }
+
+    /// Takes a command, and the data with it unless that is damaged.
+    fn command(&mut self) -> io::Result<(Command, Option<Vec<u8>>)> {
         let mut header = [0; super::wire::COMMAND_BYTES + DIGEST_BYTES];
         self.read(&mut header[..COMMON_BYTES])?;
         let head = self.framing.head(&header[..COMMON_BYTES], ADMIN_CAPSULE_MAX_BYTES);
         let head = match head {
             Ok(head) if head.kind == kind::CAPSULE_CMD => head,
             Ok(_) => {
-                let why = "something else than the command to connect";
+                let why = "something else than a command that begins a connection";
                 let start = &header[..COMMON_BYTES];
                 return self.fails(Fatal::new(fatal::SEQUENCE, 0, why, start));
             }
@@ -117,14 +132,21 @@ impl<'a> Connecting<'a> {
         put(&mut entry, 0, &header[COMMON_BYTES..][..ENTRY_BYTES]);
         let command = Command(entry);
         self.command = command.id();
-        let asked = if head.data_digest && !is_intact(&data, &digest) {
-            Err((Status::TRANSPORT, 0))
-        } else {
-            decode(&command, &data)
-        };
-        match asked {
+        self.commands = self.commands.saturating_add(1);
+        let intact = !head.data_digest || is_intact(&data, &digest);
+        Ok((command, intact.then_some(data)))
+    }
+
+    /// Takes the command that connects to a queue; `None` if it was refused.
+    ///
+    /// # Errors
+    /// As [`Connecting::begin`].
+    pub fn asked(&mut self) -> io::Result<Option<Asked>> {
+        let (command, data) = self.command()?;
+        let damaged = || Err((Status::TRANSPORT, 0));
+        match data.map_or_else(damaged, |data| decode(&command, &data)) {
             Ok(asked) => {
-                self.flow_control = asked.flow_control;
+                (self.flow_control, self.entries) = (asked.flow_control, asked.entries);
                 Ok(Some(asked))
             }
             Err(refused) => self.refuse(refused).map(|()| None),
@@ -139,6 +161,51 @@ impl<'a> Connecting<'a> {
         self.answer(Status::SUCCESS, controller.into())
     }
 
+    /// Tells the host that it will be, once it has proven who it is, and lets it do that. What it connects to is taken
+    /// with `join` when it has; whether that is so, and the host is satisfied, too.
+    ///
+    /// # Errors
+    /// As [`Connecting::begin`].
+    pub fn accept_proven(
+        &mut self,
+        controller: u16,
+        authentication: &mut Authentication<'_>,
+        join: &mut dyn FnMut() -> Result<(), Refused>,
+    ) -> io::Result<bool> {
+        self.answer(Status::SUCCESS, u64::from(controller) | IS_ASKED_TO_PROVE)?;
+        while !authentication.has_ended() {
+            let (command, data) = self.command()?;
+            let kind = command.fabrics_type();
+            let is_its = command.opcode() == opcode::FABRICS
+                && [AUTHENTICATION_SEND, AUTHENTICATION_RECEIVE].contains(&kind);
+            let answered = match data {
+                _ if !is_its => Err((Status::AUTHENTICATION, 0)),
+                _ if command.0[41..44] != SECURITY_PROTOCOL => Err((Status::INVALID_FIELD, 0)),
+                None => Err((Status::TRANSPORT, 0)),
+                Some(data) if kind == AUTHENTICATION_SEND => {
+                    let was_proven = authentication.is_proven();
+                    take_message(&command, &data, authentication)
+                        .map_err(|status| (status, 0))
+                        .and_then(|()| {
+                            if authentication.is_proven() && !was_proven { join() } else { Ok(()) }
+                        })
+                }
+                Some(data) => match give_message(&command, &data, authentication) {
+                    Ok(message) => {
+                        self.answer_data(&message)?;
+                        continue;
+                    }
+                    Err(status) => Err((status, 0)),
+                },
+            };
+            match answered {
+                Ok(()) => self.answer(Status::SUCCESS, 0)?,
+                Err(refused) => return self.refuse(refused).map(|()| false),
+            }
+        }
+        Ok(authentication.is_done())
+    }
+
     /// Tells the host that it is not.
     ///
     /// # Errors
@@ -148,9 +215,18 @@ impl<'a> Connecting<'a> {
     }
 
     fn answer(&self, status: Status, result: u64) -> io::Result<()> {
-        let head = if self.flow_control { 1 } else { u16::MAX };
+        let head = if self.flow_control { self.commands % self.entries.max(1) } else { u16::MAX };
         let completion = completion(result, head, self.command, status);
         self.socket.send_all(&self.framing.response(&completion))
+    }
+
+    fn answer_data(&self, data: &[u8]) -> io::Result<()> {
+        let done = !self.flow_control;
+        let mut bytes = self.framing.data(self.command, data.len(), done);
+        bytes.extend_from_slice(data);
+        bytes.extend(self.framing.behind(data).into_iter().flatten());
+        self.socket.send_all(&bytes)?;
+        if done { Ok(()) } else { self.answer(Status::SUCCESS, 0) }
     }
 
     fn fails<T>(&self, fatal: Fatal) -> io::Result<T> {
@@ -178,6 +254,39 @@ impl<'a> Connecting<'a> {
         }
         Ok(())
     }
+}
+
+/// A message of authentication from the host.
+fn take_message(
+    command: &Command,
+    data: &[u8],
+    authentication: &mut Authentication<'_>,
+) -> Result<(), Status> {
+    command.check()?;
+    let length = command.dword(11) as usize;
+    if length == 0 || length != data.len() {
+        return Err(Status::INVALID_FIELD);
+    }
+    command.source(length, data.len())?;
+    authentication.take(data);
+    Ok(())
+}
+
+/// A message for the host, as long as it asks for, with zeros behind it.
+fn give_message(
+    command: &Command,
+    data: &[u8],
+    authentication: &mut Authentication<'_>,
+) -> Result<Vec<u8>, Status> {
+    command.check()?;
+    let length = command.dword(11) as usize;
+    if !data.is_empty() || !(MESSAGE_MIN_BYTES..=ADMIN_CAPSULE_MAX_BYTES).contains(&length) {
+        return Err(Status::INVALID_FIELD);
+    }
+    command.takes(length as u64)?;
+    let mut message = authentication.give().ok_or(Status::SEQUENCE)?;
+    message.resize(length, 0);
+    Ok(message)
 }
 
 /// What a command asks for.

@@ -1,7 +1,9 @@
 //! A controller: the association of a host with one subsystem, which its queues share on all reactors.
 
 use super::command::Status;
-use super::identify::{DISCOVERY_EVENTS, DISCOVERY_NQN, EVENTS_MAX, NAMESPACE_EVENTS, UUID_NQN};
+use super::identify::{
+    ACCESS_EVENTS, DISCOVERY_EVENTS, DISCOVERY_NQN, EVENTS_MAX, NAMESPACE_EVENTS, UUID_NQN,
+};
 use super::registers::{Begins, Registers};
 use dbs_frontend::{Counted, Counts, Opened, lock};
 use std::collections::{BTreeSet, VecDeque};
@@ -44,7 +46,9 @@ pub struct Host {
 /// A volume or snapshot that a host uses.
 pub struct Disk {
     /// What it uses, after whose uuid the subsystem is called.
-    pub opened: Opened,
+    pub opened: Arc<Opened>,
+    /// The host may have several controllers of it, each a path, of which it may use one at a time.
+    pub paths: bool,
     /// I/O queues that the host may have: more than there are reactors to serve them are of no use.
     pub queues_max: u16,
 }
@@ -55,6 +59,15 @@ pub enum Shows {
     Disk(Disk),
     /// Which subsystems there are, and at which address.
     Discovery(SocketAddr),
+}
+
+/// What has changed that a host may want to know.
+#[derive(Debug, Clone, Copy)]
+pub enum Changed {
+    /// What it is shown: the size of its disk, or for discovery which subsystems there are.
+    Shown = 0,
+    /// Whether it may use its disk on this path.
+    Access = 1,
 }
 
 /// A controller.
@@ -69,6 +82,8 @@ pub struct Controller {
     pub who: String,
     /// Where the host connects from.
     pub address: String,
+    /// Where it has connected to.
+    pub at: SocketAddr,
     /// What it shows.
     pub shows: Shows,
     since_ns: u64,
@@ -81,6 +96,8 @@ pub struct Controller {
     silent: AtomicU32,
     /// The size that the host was told of last.
     size: AtomicU64,
+    /// Its host may use the disk: of several paths, one is so at a time.
+    accessible: AtomicBool,
     counts: Vec<Counts>,
     tell: Tell,
 }
@@ -104,12 +121,21 @@ struct Events {
     waiting: VecDeque<u16>,
     /// Which the host wants.
     wanted: u32,
+    /// By [`Changed`].
+    news: [News; 2],
+}
+
+/// Changes of one kind.
+#[derive(Debug, Clone, Copy, Default)]
+struct News {
     /// Something has changed that the host was not told of.
     changed: bool,
     /// The host was told, and has not looked yet.
     told: bool,
     /// What the log of changes is to show.
     logged: bool,
+    /// How often something has changed.
+    count: u64,
 }
 
 /// A client, and what it has asked for since it connected.
@@ -132,8 +158,8 @@ impl Controller {
     pub fn new(
         (id, number): (u64, u16),
         host: Host,
-        (who, address): (String, String),
-        shows: Shows,
+        (who, address, at): (String, String, SocketAddr),
+        (shows, accessible): (Shows, bool),
         keep_alive_ms: u32,
         tell: Tell,
     ) -> Self {
@@ -149,6 +175,7 @@ impl Controller {
             host,
             who,
             address,
+            at,
             shows,
             since_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             state: Mutex::new(state),
@@ -157,6 +184,7 @@ impl Controller {
             keep_alive: AtomicU32::new(0),
             silent: AtomicU32::new(0),
             size: AtomicU64::new(size),
+            accessible: AtomicBool::new(accessible),
             counts: (0..=QUEUES_MAX).map(|_| Counts::default()).collect(),
             tell,
         };
@@ -272,7 +300,9 @@ impl Controller {
         let mut state = lock(&self.state);
         let begins = state.registers.set(offset, bytes, value)?;
         if begins == Begins::Reset {
-            state.events = Events::default();
+            let news =
+                state.events.news.map(|News { count, .. }| News { count, ..News::default() });
+            state.events = Events { news, ..Events::default() };
         }
         Some(begins)
     }
@@ -287,12 +317,31 @@ impl Controller {
         lock(&self.state).registers.is_ready()
     }
 
-    /// Something has changed: the size of the disk, or for discovery which subsystems there are.
-    pub fn changed(&self) {
+    /// Something has changed.
+    pub fn changed(&self, what: Changed) {
         let mut state = lock(&self.state);
-        (state.events.changed, state.events.logged) = (true, true);
+        let news = &mut state.events.news[what as usize];
+        (news.changed, news.logged, news.count) = (true, true, news.count + 1);
         drop(state);
         (self.tell)(Notice::Changed(self.id));
+    }
+
+    /// Whether the host may use the disk on this path.
+    pub fn is_accessible(&self) -> bool {
+        self.accessible.load(Ordering::SeqCst)
+    }
+
+    /// The host may use the disk on this path from now on, as nothing is left of the one that it had.
+    pub fn take_over(&self) {
+        self.accessible.store(true, Ordering::SeqCst);
+        self.changed(Changed::Access);
+    }
+
+    /// How often it has changed whether the host may use the disk on this path, and whether it may.
+    pub fn access(&self) -> (u64, bool) {
+        // The count first: a change in between is told of again.
+        let count = lock(&self.state).events.news[Changed::Access as usize].count;
+        (count, self.is_accessible())
     }
 
     /// Tells the host of the size of its disk if that has changed.
@@ -300,7 +349,7 @@ impl Controller {
         if let Some(disk) = self.disk() {
             let size = disk.opened.disk.size();
             if self.size.swap(size, Ordering::Relaxed) != size {
-                self.changed();
+                self.changed(Changed::Shown);
             }
         }
     }
@@ -321,16 +370,16 @@ impl Controller {
     /// The command that is to tell of an event now, and what it says.
     pub fn event(&self) -> Option<(u16, u32)> {
         // A notice: what has changed, and the log that tells more.
-        let (mask, event) = match self.shows {
+        let shown = match self.shows {
             Shows::Disk(_) => (NAMESPACE_EVENTS, 0x04_00_02),
             Shows::Discovery(_) => (DISCOVERY_EVENTS, 0x70_f0_02),
         };
-        let events = &mut lock(&self.state).events;
-        if !events.changed || events.told || events.wanted & mask == 0 {
-            return None;
-        }
-        let command = events.waiting.pop_front()?;
-        (events.changed, events.told) = (false, true);
+        let Events { waiting, wanted, news } = &mut lock(&self.state).events;
+        let mut all = news.iter_mut().zip([shown, (ACCESS_EVENTS, 0x0c_03_02)]);
+        let (news, (_, event)) =
+            all.find(|(news, (mask, _))| news.changed && !news.told && *wanted & mask != 0)?;
+        let command = waiting.pop_front()?;
+        (news.changed, news.told) = (false, true);
         Some((command, event))
     }
 
@@ -345,11 +394,11 @@ impl Controller {
     }
 
     /// What the log of changes shows; if `seen`, the host has looked, and may be told again.
-    pub fn changes(&self, seen: bool) -> bool {
-        let events = &mut lock(&self.state).events;
-        let logged = events.logged;
+    pub fn changes(&self, what: Changed, seen: bool) -> bool {
+        let news = &mut lock(&self.state).events.news[what as usize];
+        let logged = news.logged;
         if seen {
-            (events.logged, events.told) = (false, false);
+            (news.logged, news.told) = (false, false);
         }
         logged
     }
@@ -384,8 +433,9 @@ mod tests {
 
     fn discovery(keep_alive_ms: u32) -> Controller {
         let host = Host { name: "nqn.2014-08.org.nvmexpress:uuid:x".to_owned(), id: [1; 16] };
-        let shows = Shows::Discovery(([127, 0, 0, 1], 4420).into());
-        let names = ("host".to_owned(), "tcp:127.0.0.1:1".to_owned());
+        let at = ([127, 0, 0, 1], 4420).into();
+        let names = ("host".to_owned(), "tcp:127.0.0.1:1".to_owned(), at);
+        let shows = (Shows::Discovery(at), true);
         Controller::new((1, 1), host, names, shows, keep_alive_ms, Arc::new(|_| {}))
     }
 
@@ -425,13 +475,13 @@ mod tests {
             controller.wait_for_event(command).unwrap();
         }
         assert_eq!(controller.wait_for_event(9), Err(Status::EVENTS_EXCEEDED));
-        controller.changed();
+        controller.changed(Changed::Shown);
         assert_eq!(controller.event(), None, "it is not wanted");
         controller.want(DISCOVERY_EVENTS);
         assert_eq!(controller.event(), Some((0, 0x70_f0_02)));
-        controller.changed();
+        controller.changed(Changed::Shown);
         assert_eq!(controller.event(), None, "it was told");
-        assert!(controller.changes(true));
+        assert!(controller.changes(Changed::Shown, true));
         assert_eq!(controller.event(), Some((1, 0x70_f0_02)));
     }
 }

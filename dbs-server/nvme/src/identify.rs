@@ -31,8 +31,15 @@ const ZEROES_MAX_LOG: u8 = 13;
 const DEALLOCATE_MAX_BLOCKS: u32 = (1 << 30) / BLOCK_BYTES as u32;
 /// Events that a host can be told of: an attribute of a namespace has changed.
 pub const NAMESPACE_EVENTS: u32 = 1 << 8;
+/// Which path to a namespace may be used has changed.
+pub const ACCESS_EVENTS: u32 = 1 << 11;
 /// The discovery log has changed.
 pub const DISCOVERY_EVENTS: u32 = 1 << 31;
+
+/// The only group of namespaces, which become accessible on a path together.
+const ACCESS_GROUP: u32 = 1;
+/// Seconds that becoming accessible takes at most, as far as the host is to care.
+const ACCESS_SECONDS: u8 = 10;
 
 /// A controller, as the data structure for it is made.
 pub struct Described<'a> {
@@ -42,6 +49,8 @@ pub struct Described<'a> {
     pub subsystem: &'a str,
     /// The uuid of what it shows; none for discovery.
     pub uuid: Option<&'a str>,
+    /// A host may have several controllers of it, as paths.
+    pub paths: bool,
 }
 
 /// The data structure of a controller.
@@ -56,7 +65,11 @@ pub fn controller(described: &Described<'_>) -> Vec<u8> {
     data[77] = TRANSFER_MAX_LOG;
     put(&mut data, 78, &described.number.to_le_bytes());
     put(&mut data, 80, &VERSION.to_le_bytes());
-    let events = if discovery { DISCOVERY_EVENTS } else { NAMESPACE_EVENTS };
+    let mut events = if discovery { DISCOVERY_EVENTS } else { NAMESPACE_EVENTS };
+    if described.paths {
+        events |= ACCESS_EVENTS;
+        several_paths(&mut data);
+    }
     put(&mut data, 92, &events.to_le_bytes());
     // Any command keeps the controller alive.
     put(&mut data, 96, &(1u32 << 6).to_le_bytes());
@@ -90,10 +103,52 @@ pub fn controller(described: &Described<'_>) -> Vec<u8> {
     data
 }
 
-/// The data structure of a namespace of so many bytes. Only if `whole`, it promises that each 4 KiB are written whole or
-/// not at all, also when the power fails: databases rely on it. Only if `zeroes_freed`, blocks that were given up are
-/// said to be zeros: some hosts clear a disk by that.
-pub fn namespace(size: u64, read_only: bool, whole: bool, zeroes_freed: bool) -> Vec<u8> {
+/// That there may be several ports and controllers, and that a namespace is optimized on one of them, and inaccessible on
+/// the others.
+fn several_paths(data: &mut [u8]) {
+    data[76] = 1 << 3 | 1 << 1 | 1;
+    // Those two states; the group of a namespace does not change.
+    (data[342], data[343]) = (ACCESS_SECONDS, 1 << 6 | 1 << 2 | 1);
+    put(data, 344, &ACCESS_GROUP.to_le_bytes());
+    put(data, 348, &1u32.to_le_bytes());
+    put(data, 540, &NAMESPACE.to_le_bytes());
+}
+
+/// The log of what may be used on a path, which has changed so many times; without its namespace if only `groups` are asked for.
+pub fn access(changes: u64, accessible: bool, groups: bool) -> Vec<u8> {
+    let mut log = vec![0; 16 + 32 + 4];
+    put(&mut log, 0, &changes.to_le_bytes());
+    log[8] = 1;
+    put(&mut log, 16, &ACCESS_GROUP.to_le_bytes());
+    put(&mut log, 24, &changes.to_le_bytes());
+    // Optimized, or inaccessible.
+    log[32] = if accessible { 1 } else { 3 };
+    if groups {
+        log.truncate(16 + 32);
+    } else {
+        log[20] = 1;
+        put(&mut log, 48, &NAMESPACE.to_le_bytes());
+    }
+    log
+}
+
+/// A namespace, as the data structure for it is made.
+pub struct Shape {
+    /// Its bytes.
+    pub size: u64,
+    /// Whether it is only read.
+    pub read_only: bool,
+    /// Whether it is promised that each 4 KiB are written whole or not at all, also when the power fails: databases rely on it.
+    pub whole: bool,
+    /// Whether blocks that were given up are said to be zeros: some hosts clear a disk by that.
+    pub zeroes_freed: bool,
+    /// Whether several controllers have it.
+    pub paths: bool,
+}
+
+/// The data structure of a namespace.
+pub fn namespace(shape: &Shape) -> Vec<u8> {
+    let Shape { size, read_only, whole, zeroes_freed, paths } = *shape;
     let mut data = vec![0; IDENTIFY_BYTES];
     let blocks = (size / BLOCK_BYTES).to_le_bytes();
     put(&mut data, 0, &blocks);
@@ -110,6 +165,10 @@ pub fn namespace(size: u64, read_only: bool, whole: bool, zeroes_freed: bool) ->
     // Atomic, in use and after a loss of power, and the boundaries of that: the same.
     for at in [34, 36, 40, 44].into_iter().filter(|_| whole) {
         put(&mut data, at, &WHOLE_BLOCKS.to_le_bytes());
+    }
+    if paths {
+        data[30] = 1;
+        put(&mut data, 92, &ACCESS_GROUP.to_le_bytes());
     }
     data[99] = u8::from(read_only);
     // The only format: no metadata, and blocks of so many bytes.
@@ -241,7 +300,8 @@ mod tests {
     fn only_what_the_device_does_is_promised_to_be_atomic() {
         let u16_at = |data: &[u8], at: usize| u16::from_le_bytes([data[at], data[at + 1]]);
         for (whole, features, blocks) in [(true, 0x12, 7), (false, 0x10, 0)] {
-            let data = namespace(1 << 20, false, whole, true);
+            let (size, read_only, zeroes_freed, paths) = (1 << 20, false, true, false);
+            let data = namespace(&Shape { size, read_only, whole, zeroes_freed, paths });
             assert_eq!(data[24], features);
             for at in [34, 36, 38, 40, 42, 44] {
                 let expected = if matches!(at, 38 | 42) { 0 } else { blocks };
@@ -249,7 +309,7 @@ mod tests {
             }
             assert_eq!(u16_at(&data, 64), 7, "the best to write");
         }
-        let described = Described { number: 1, subsystem: "nqn.x", uuid: Some("") };
+        let described = Described { number: 1, subsystem: "nqn.x", uuid: Some(""), paths: false };
         let data = controller(&described);
         assert_eq!((u16_at(&data, 526), u16_at(&data, 528)), (0, 0));
     }

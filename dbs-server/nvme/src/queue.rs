@@ -99,22 +99,23 @@ impl Charge for Pdu {
 }
 
 impl Queue {
-    /// A queue of so many entries, the first of which was that of connecting.
+    /// A queue of so many entries. With flow control, so many commands have come on it before, the first of which was
+    /// that of connecting.
     pub fn new(
         controller: Arc<Controller>,
         user: Option<Arc<User>>,
         (number, entries): (u16, u16),
         framing: Framing,
-        flow_control: bool,
+        commands: Option<u16>,
     ) -> Self {
         Self {
             controller,
             user,
             number,
             framing,
-            flow_control,
+            flow_control: commands.is_some(),
             entries,
-            head: 1 % entries.max(1),
+            head: commands.unwrap_or(0) % entries.max(1),
             open: 0,
             closing: Cell::new(false),
             waiting: Slab::default(),

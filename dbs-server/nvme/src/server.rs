@@ -1,6 +1,7 @@
 //! The server: where hosts connect, which subsystems there are, and who is connected.
 
-use super::controller::{ClientInfo, Controller};
+use super::controller::{Changed, ClientInfo, Controller};
+use super::keys::NvmeOptions;
 use super::message::Message;
 use super::shared::{Connections, PATIENCE, Shared};
 use super::target::Target;
@@ -37,8 +38,8 @@ pub struct HostedNvme(Arc<Shared>);
 impl HostedNvme {
     /// Of a disk whose requests are carried out there.
     #[must_use]
-    pub fn new(disk: OneDisk) -> Self {
-        Self(Shared::new(Arc::new(disk)))
+    pub fn new(disk: OneDisk, options: &NvmeOptions) -> Self {
+        Self(Shared::new(Arc::new(disk), options.clone(), true))
     }
 
     /// Its part on one reactor, to be made there; its operations have `tags`.
@@ -51,43 +52,43 @@ impl HostedNvme {
     ///
     /// # Errors
     /// Those of [`NvmeTcp::start`].
-    pub fn start(self, listen: &[Listen], reactors: usize, to: &ToFront) -> Result<NvmeTcp> {
-        NvmeTcp::serve(self.0, listen, || Ok(Engine::hosted(reactors, to)))
+    pub fn start(self, reactors: usize, to: &ToFront) -> Result<NvmeTcp> {
+        NvmeTcp::serve(self.0, || Ok(Engine::hosted(reactors, to)))
     }
 }
 
 impl NvmeTcp {
-    /// Serves all volumes and snapshots of a store on these addresses: TCP on loopback.
+    /// Serves all volumes and snapshots of a store.
     ///
     /// # Errors
     /// An address that cannot be listened on, or may not be; threads that cannot be started.
-    pub fn start(store: Store, listen: &[Listen], serving: DiskOptions) -> Result<Self> {
+    pub fn start(store: Store, options: &NvmeOptions, serving: DiskOptions) -> Result<Self> {
         let serving = Arc::new(serving);
         let disks = StoreDisks::new(store.clone(), HolderKind::NvmeTcp, Arc::clone(&serving));
-        let shared = Shared::new(Arc::new(disks));
+        let shared = Shared::new(Arc::new(disks), options.clone(), false);
         let its = Arc::clone(&shared);
         let engine = || {
             let make = move |requests, _| Target::new(Arc::clone(&its), requests, 0);
             Engine::start("nvme", &store, &serving, make, || Message::End)
         };
-        Self::serve(shared, listen, engine)
+        Self::serve(shared, engine)
     }
 
     fn serve(
         shared: Arc<Shared>,
-        listen: &[Listen],
         engine: impl FnOnce() -> io::Result<Engine<Message>>,
     ) -> Result<Self> {
         let failed = |e| Error::io(e, "starting the NVMe/TCP server");
         let mut listeners = Vec::new();
-        for address in listen {
-            check_loopback(address)?;
+        let options = &shared.options;
+        for address in &options.listen {
+            check(address, options)?;
             listeners.push(Listener::bind(address).map_err(failed)?);
         }
         let addresses = listeners.iter().map(Listener::address).collect::<io::Result<_>>();
         let addresses: Vec<Listen> = addresses.map_err(failed)?;
         // A name may mean something else by now.
-        addresses.iter().try_for_each(check_loopback)?;
+        addresses.iter().try_for_each(|address| check(address, options))?;
         let open = addresses.iter().filter(|address| is_open(address));
         open.for_each(|address| {
             let why = "any user may listen on such a port when the server does not, and hosts take that for it: use one below 1024";
@@ -136,7 +137,7 @@ impl NvmeTcp {
         for controller in controllers {
             controller.follow();
             if changed && controller.disk().is_none() {
-                controller.changed();
+                controller.changed(Changed::Shown);
             }
         }
     }
@@ -196,8 +197,8 @@ fn is_open(address: &Listen) -> bool {
     matches!(address, Listen::Tcp(_, 1024..))
 }
 
-/// Refuses an address that others than this machine reach.
-fn check_loopback(address: &Listen) -> Result<()> {
+/// Refuses an address that others than this machine reach, unless they are to.
+fn check(address: &Listen, options: &NvmeOptions) -> Result<()> {
     let Listen::Tcp(host, port) = address else {
         return Err(Error::invalid(format!(
             "NVMe/TCP cannot listen on {address}: hosts connect over TCP; write tcp:PORT, which is loopback"
@@ -208,9 +209,18 @@ fn check_loopback(address: &Listen) -> Result<()> {
     if resolved.all(|address| address.ip().is_loopback()) {
         return Ok(());
     }
-    Err(Error::invalid(format!(
-        "NVMe/TCP does not listen on {address}: it has neither TLS nor authentication yet, so that whoever reaches the port \
-         could read and write each volume. Listen on loopback (tcp:{port}), and reach it from another machine \
-         through a tunnel (`ssh -L`); or serve NBD with TLS (--nbd, --tls-cert)"
-    )))
+    match (&options.keys, options.insecure_data) {
+        (Some(_), true) => Ok(()),
+        (None, _) => Err(Error::invalid(format!(
+            "NVMe/TCP does not listen on {address} without authentication (--nvme-keys), so that whoever reaches the port \
+             could read and write each volume; and even with it, data goes unprotected (--nvme-insecure-data). Listen on loopback \
+             (tcp:{port}), and reach it from another machine through a tunnel (WireGuard, `ssh -L`); or serve NBD with TLS"
+        ))),
+        (Some(_), false) => Err(Error::invalid(format!(
+            "NVMe/TCP does not listen on {address}: it has no TLS. Hosts prove who they are when they connect, but whoever is \
+             on the way can read and change what follows. Listen on loopback (tcp:{port}), and reach it from another machine \
+             through a tunnel (WireGuard, `ssh -L`); or serve NBD with TLS. On a network whose machines you all trust, say \
+             --nvme-insecure-data"
+        ))),
+    }
 }

@@ -1,10 +1,12 @@
 //! What all threads of the server share: which subsystems there are, who is connected, and the way of a connection to
 //! its reactor.
 
+use super::auth::Authentication;
 use super::command::Status;
 use super::connect::{Asked, Connecting, Refused, wrong_data};
 use super::controller::{Controller, Disk, Host, QUEUES_MAX, Shows, Tell};
 use super::identify::{DISCOVERY_NQN, UUID_NQN};
+use super::keys::NvmeOptions;
 use super::message::Message;
 use super::queue::Queue;
 use super::wire::Framing;
@@ -36,11 +38,15 @@ const NUMBER_MAX: u16 = 0xffef;
 /// What all threads share.
 pub struct Shared {
     disks: Arc<dyn Disks>,
+    /// Where hosts come in, and which.
+    pub options: NvmeOptions,
+    /// A host may have several paths to a disk, one to each address.
+    paths: bool,
     /// The reactors, once they run.
     pub engine: Arc<OnceLock<Engine<Message>>>,
     tell: Tell,
     /// Those that are served, by their numbers among clients.
-    pub controllers: Mutex<BTreeMap<u64, Arc<Controller>>>,
+    pub controllers: Mutex<Controllers>,
     /// Connections: those at their beginning with their socket.
     pub connections: Mutex<Connections>,
     /// What there is, by its uuid.
@@ -68,16 +74,20 @@ pub struct Connections {
     pub served: usize,
 }
 
+/// Controllers, by their numbers among clients.
+type Controllers = BTreeMap<u64, Arc<Controller>>;
 /// Volumes and snapshots, by uuid.
 type Subjects = BTreeMap<String, Subject>;
 
 impl Shared {
     /// What there is at the moment, and nobody who is connected.
-    pub fn new(disks: Arc<dyn Disks>) -> Arc<Self> {
+    pub fn new(disks: Arc<dyn Disks>, options: NvmeOptions, paths: bool) -> Arc<Self> {
         let engine: Arc<OnceLock<Engine<Message>>> = Arc::default();
         let told = Arc::clone(&engine);
         let shared = Self {
             disks,
+            options,
+            paths,
             engine,
             tell: Arc::new(move |notice| {
                 told.get().into_iter().for_each(|engine| engine.tell(|| Message::Notice(notice)));
@@ -135,7 +145,14 @@ impl Shared {
                 log::info("nvme", &[("disconnected", &controller.who)]);
             }
             drop(controller);
-            let removed = lock(&self.controllers).remove(&id);
+            let mut controllers = lock(&self.controllers);
+            let removed = controllers.remove(&id);
+            // Nothing of it is under way: what comes on the next path comes later.
+            if let Some(next) = removed.as_ref().and_then(|ended| next_path(&controllers, ended)) {
+                log::info("nvme", &[("takes_over", &next.who)]);
+                next.take_over();
+            }
+            drop(controllers);
             // Who waits for that finds that nobody has the volume open for it.
             drop(removed);
             self.ended.notify_all();
@@ -167,7 +184,7 @@ impl Shared {
     /// Takes a connection.
     pub fn adopt(self: &Arc<Self>, socket: Socket, peer: String, address: SocketAddr) {
         // The address listened on is loopback, but packets of others may be routed to it (route_localnet).
-        if !is_loopback(&peer) {
+        if !self.options.insecure_data && !is_loopback(&peer) {
             return log::warn("nvme", &[("refused", &peer), ("why", &"it is not on this machine")]);
         }
         // Fails only if the peer is gone already, which its thread finds out.
@@ -211,27 +228,70 @@ impl Shared {
     ) -> io::Result<()> {
         let mut connecting = Connecting::begin(&socket, CONNECT_PATIENCE)?;
         let Some(asked) = connecting.asked()? else { return Ok(()) };
-        let framing = connecting.framing();
-        let controller = match self.controller(&asked, peer, address) {
-            Ok(controller) => controller,
-            Err(refused) => return connecting.refuse(refused),
+        let mut joined = None;
+        let let_in = self.let_in(&mut connecting, &asked, (peer, address), &mut joined);
+        let (framing, commands) = (connecting.framing(), connecting.commands());
+        let Some(controller) = joined else { return let_in.map(drop) };
+        let handed = match let_in {
+            Ok(true) => {
+                let queue = (Arc::clone(&controller), &asked, commands);
+                self.hand_over(number, socket, queue, framing).map(|()| true)
+            }
+            refused => refused,
         };
-        let accepted = connecting.accept(controller.number);
-        let handed = accepted.and_then(|()| {
-            self.hand_over(number, socket, (Arc::clone(&controller), &asked), framing)
-        });
-        if handed.is_err() {
+        if !matches!(handed, Ok(true)) {
             controller.end();
             self.leave(controller, asked.queue);
         }
-        handed
+        handed.map(drop)
+    }
+
+    /// Lets a host in that may come in, and has proven who it is if that is asked for; whether it has. Which controller it
+    /// has joined is told as soon as it has.
+    fn let_in(
+        &self,
+        connecting: &mut Connecting<'_>,
+        asked: &Asked,
+        (peer, address): (&str, SocketAddr),
+        joined: &mut Option<Arc<Controller>>,
+    ) -> io::Result<bool> {
+        let Some(keys) = &self.options.keys else {
+            return match self.controller(asked, peer, address, None) {
+                Ok(controller) => {
+                    connecting.accept(joined.insert(controller).number).map(|()| true)
+                }
+                Err(refused) => connecting.refuse(refused).map(|()| false),
+            };
+        };
+        let who = format!("NVMe host {} at {peer}", asked.host.name);
+        let Some(keys) = keys.of(&asked.host.name) else {
+            log::warn("nvme", &[("refused", &who), ("why", &"there is no key of it")]);
+            return connecting.refuse((Status::CONNECT_HOST, 0)).map(|()| false);
+        };
+        // What it asks for is neither opened nor disturbed before it has proven who it is.
+        let number = match asked.queue {
+            0 => match self.subject(asked, peer).and_then(|_| self.free_number()) {
+                Ok(number) => number,
+                Err(refused) => return connecting.refuse(refused).map(|()| false),
+            },
+            _ => asked.controller,
+        };
+        let mut authentication = Authentication::new(keys, &asked.host.name, &asked.subsystem);
+        let proven = connecting.accept_proven(number, &mut authentication, &mut || {
+            *joined = Some(self.controller(asked, peer, address, Some(number))?);
+            Ok(())
+        });
+        if let Some(why) = authentication.failure() {
+            log::warn("nvme", &[("refused", &who), ("why", &why)]);
+        }
+        proven
     }
 
     fn hand_over(
         &self,
         number: u64,
         socket: Arc<Socket>,
-        (controller, asked): (Arc<Controller>, &Asked),
+        (controller, asked, commands): (Arc<Controller>, &Asked, u16),
         framing: Framing,
     ) -> io::Result<()> {
         socket.set_read_timeout(None)?;
@@ -245,12 +305,12 @@ impl Shared {
             // The flush of a shutdown must not use up what an application is to be told: Linux does not look at it.
             let lost =
                 if asked.queue == 0 { Arc::default() } else { Arc::clone(&disk.opened.lost) };
-            let Opened { disk, read_only, .. } = &disk.opened;
+            let Opened { disk, read_only, .. } = &*disk.opened;
             // A flag of its own: a queue may end without its controller.
             User::new(disk.clone(), *read_only, controller.id, lost, Arc::default())
         });
         let (place, flow_control) = ((asked.queue, asked.entries), asked.flow_control);
-        let queue = Queue::new(controller, user, place, framing, flow_control);
+        let queue = Queue::new(controller, user, place, framing, flow_control.then_some(commands));
         connections.served += 1;
         post(Message::Adopt(Box::new((socket.into(), queue))));
         Ok(())
@@ -262,6 +322,7 @@ impl Shared {
         asked: &Asked,
         peer: &str,
         address: SocketAddr,
+        number: Option<u16>,
     ) -> std::result::Result<Arc<Controller>, Refused> {
         if asked.queue > 0 {
             return self.join(asked);
@@ -271,25 +332,36 @@ impl Shared {
         }
         let id = self.disks.number();
         let who = format!("NVMe host {} at {peer}", asked.host.name);
-        let subject = if asked.subsystem == DISCOVERY_NQN {
-            Shows::Discovery(address)
-        } else {
-            Shows::Disk(self.open(asked, (id, &who), peer)?)
+        let subject = match self.subject(asked, peer)? {
+            None => Shows::Discovery(address),
+            Some(subject) => {
+                let opened = match self.other_path(asked, address) {
+                    Some(opened) => opened,
+                    None => Arc::new(self.open(&subject, (id, &who), peer)?),
+                };
+                let reactors = self.engine.get().map_or(1, Engine::reactors);
+                let queues_max = QUEUES_MAX.min((2 * reactors).max(4) as u16);
+                Shows::Disk(Disk { opened, paths: self.paths, queues_max })
+            }
         };
         let mut controllers = lock(&self.controllers);
         if self.stopping.load(Ordering::SeqCst) {
             return Err((Status::CONNECT_BUSY, 0));
         }
-        let used = |number: u16| controllers.values().any(|other| other.number == number);
-        let next = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let numbers = (0..NUMBER_MAX.into()).map(|step| number_at(next.wrapping_add(step)));
-        let number = numbers.into_iter().find(|number| !used(*number));
+        // One that was told to its host may be another's by now, if that came in between.
+        let number = match number {
+            Some(number) if is_used(&controllers, number) => None,
+            Some(number) => Some(number),
+            None => self.next_free(&controllers),
+        };
         let number = number.ok_or((Status::CONNECT_BUSY, 0))?;
+        let has_it = |other: &Arc<Controller>| other.disk().is_some() && other.is_accessible();
+        let accessible = !self.paths || !controllers.values().any(has_it);
         let controller = Arc::new(Controller::new(
             (id, number),
             asked.host.clone(),
-            (who, peer.to_owned()),
-            subject,
+            (who, peer.to_owned(), address),
+            (subject, accessible),
             asked.keep_alive_ms,
             Arc::clone(&self.tell),
         ));
@@ -321,27 +393,55 @@ impl Shared {
         Ok(controller)
     }
 
-    /// Opens what a host asks for.
-    fn open(
-        &self,
-        asked: &Asked,
-        (id, who): (u64, &str),
-        peer: &str,
-    ) -> std::result::Result<Disk, Refused> {
+    /// The number of a controller that is to be made.
+    fn free_number(&self) -> std::result::Result<u16, Refused> {
+        self.next_free(&lock(&self.controllers)).ok_or((Status::CONNECT_BUSY, 0))
+    }
+
+    fn next_free(&self, controllers: &Controllers) -> Option<u16> {
+        let next = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let mut numbers = (0..NUMBER_MAX.into()).map(|step| number_at(next.wrapping_add(step)));
+        numbers.find(|number| !is_used(controllers, *number))
+    }
+
+    /// What a host asks for; none is discovery.
+    fn subject(&self, asked: &Asked, peer: &str) -> std::result::Result<Option<Subject>, Refused> {
+        if asked.subsystem == DISCOVERY_NQN {
+            return Ok(None);
+        }
         let unknown = || wrong_data(256);
         let uuid = asked.subsystem.strip_prefix(UUID_NQN).ok_or_else(unknown)?;
         let subjects = Arc::clone(&lock(&self.subjects).1);
         let subject = subjects.get(uuid).ok_or_else(unknown)?;
         self.disks.access(&subject.volume, peer).ok_or_else(unknown)?;
+        Ok(Some(subject.clone()))
+    }
+
+    /// Opens what a host asks for.
+    fn open(
+        &self,
+        subject: &Subject,
+        (id, who): (u64, &str),
+        peer: &str,
+    ) -> std::result::Result<Opened, Refused> {
         let remedy = format!("disconnect it there first, or with `dbs clients kick {id}`");
         let by = Applicant { id, who, from: peer, remedy: &remedy };
-        let opened = self.disks.open(subject, &by, &self.stopping).map_err(|error| {
+        self.disks.open(subject, &by, &self.stopping).map_err(|error| {
             log::warn("nvme", &[("refused", &who), ("error", &error)]);
             (Status::CONNECT_BUSY, 0)
-        })?;
-        let reactors = self.engine.get().map_or(1, Engine::reactors);
-        let queues_max = QUEUES_MAX.min((2 * reactors).max(4) as u16);
-        Ok(Disk { opened, queues_max })
+        })
+    }
+
+    /// The disk that the same host has on a path to another address already. One that comes again to the same address has
+    /// lost its connections, and waits for their end: it may know of no paths.
+    fn other_path(&self, asked: &Asked, address: SocketAddr) -> Option<Arc<Opened>> {
+        let controllers = lock(&self.controllers);
+        let its = |controller: &&Arc<Controller>| self.paths && controller.host == asked.host;
+        let mut its = controllers.values().filter(its).filter(|controller| !controller.has_ended());
+        if its.clone().any(|controller| controller.at == address) {
+            return None;
+        }
+        its.find_map(|controller| controller.disk()).map(|disk| Arc::clone(&disk.opened))
     }
 }
 
@@ -349,6 +449,22 @@ impl Shared {
 fn is_loopback(peer: &str) -> bool {
     let address = peer.strip_prefix("tcp:").and_then(|peer| peer.parse::<SocketAddr>().ok());
     address.is_some_and(|address| address.ip().is_loopback())
+}
+
+/// The path that is to be used behind one that has ended, if that was used: the oldest.
+fn next_path(controllers: &Controllers, ended: &Controller) -> Option<Arc<Controller>> {
+    let is_path = |other: &Controller| other.disk().is_some_and(|disk| disk.paths);
+    if !is_path(ended) || !ended.is_accessible() {
+        return None;
+    }
+    let is_next =
+        |other: &&Arc<Controller>| is_path(other) && other.host == ended.host && !other.has_ended();
+    controllers.values().find(is_next).cloned()
+}
+
+/// Whether a controller has this number.
+fn is_used(controllers: &Controllers, number: u16) -> bool {
+    controllers.values().any(|other| other.number == number)
 }
 
 /// The number of a controller, of those that are given out in turn.

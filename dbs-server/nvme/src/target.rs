@@ -192,6 +192,9 @@ impl Target {
         let Some(size) = queue.controller.disk().map(|disk| disk.opened.disk.size()) else {
             return;
         };
+        if !queue.controller.is_accessible() {
+            return self.answer(ticket, Status::INACCESSIBLE, 0);
+        }
         let ask = match Ask::of(command, size) {
             Ok(ask) => ask,
             Err(status) => return self.answer(ticket, status, 0),

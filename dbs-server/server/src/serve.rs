@@ -13,6 +13,7 @@ use dbs_frontend::DiskOptions;
 use dbs_nbd::{
     ExportRules, Listen, Listener, ServerHandle, ServerOptions, StoreExports, TlsConfig,
 };
+pub use dbs_nvme::NvmeOptions;
 use dbs_nvme::NvmeTcp;
 use dbs_service::{log, privileges};
 use dbs_ublk::{AttachOptions, Devices};
@@ -48,8 +49,8 @@ pub struct ServeOptions {
     pub exports: ExportRules,
     /// Directory for sockets that virtual machines connect to, one for each volume and snapshot.
     pub vhost_user: Option<PathBuf>,
-    /// Where to listen for hosts of NVMe over TCP: loopback alone; may be empty.
-    pub nvme: Vec<Listen>,
+    /// Where hosts of NVMe over TCP come in, if anywhere, and which.
+    pub nvme: NvmeOptions,
     /// TLS for NBD over TCP and unix sockets.
     pub tls: Option<TlsConfig>,
     /// Threads that serve connections; `None` for as many as suit the machine.
@@ -129,7 +130,7 @@ impl Serving {
         // Before there are other threads, the store's among them.
         dbs_ublk::serve_devices_from_here();
         dbs_frontend::raise_descriptors();
-        if options.open.secret.is_some() {
+        if options.open.secret.is_some() || options.nvme.keys.is_some() {
             privileges::hide_memory()?;
         }
         let store = Store::open(&options.store, &options.open)?;
@@ -326,7 +327,7 @@ fn serve_hosts(
     options: &ServeOptions,
     nbd: &Arc<ServerHandle>,
 ) -> Result<Option<Arc<NvmeTcp>>> {
-    if options.nvme.is_empty() {
+    if options.nvme.listen.is_empty() {
         return Ok(None);
     }
     let started = NvmeTcp::start(store.clone(), &options.nvme, disk_options(options, nbd))?;

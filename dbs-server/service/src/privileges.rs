@@ -3,6 +3,10 @@
 use dbs_core::{Error, Result};
 use nix::sys::prctl;
 use nix::unistd::{Gid, Group, Uid, User, setgroups, setresgid, setresuid};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::str::FromStr;
 
 /// Whom a process becomes: `NAME` or `NAME:GROUP`, or numbers.
@@ -67,6 +71,27 @@ pub fn gain_none() -> Result<()> {
 /// `Io`, if the kernel refuses.
 pub fn hide_memory() -> Result<()> {
     prctl::set_dumpable(false).map_err(|e| Error::io(e.into(), "keeping keys out of core dumps"))
+}
+
+/// The text of an open file with secrets; of what is longer than `most` bytes only the beginning. `what` says what it is.
+///
+/// # Errors
+/// `Invalid` if others than its owner may read or write it, or if it belongs to somebody else than the process's user and
+/// root; `Io`.
+pub fn read_secret(file: &File, path: &Path, what: &str, most: u64) -> Result<String> {
+    let name = path.display();
+    let failed = |e| Error::io(e, format!("the {what} {name}"));
+    let meta = file.metadata().map_err(failed)?;
+    let ours = [0, Uid::effective().as_raw()].contains(&meta.uid());
+    if !meta.is_file() || !ours || meta.mode() & 0o077 != 0 {
+        return Err(Error::invalid(format!(
+            "the {what} {name} must be a file of the server's user or root that nobody else can read or \
+             write: chmod 0600 {name}"
+        )));
+    }
+    let mut text = String::new();
+    file.take(most).read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
 }
 
 /// Makes a change with which the kernel forgets [`hide_memory`]: for a new user `fs.suid_dumpable` says what is dumped.

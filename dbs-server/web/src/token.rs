@@ -1,9 +1,10 @@
 //! The token: who has it may see the page.
 
 use dbs_core::{Error, Result};
+use dbs_service::privileges::read_secret;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use subtle::ConstantTimeEq;
 
@@ -87,20 +88,9 @@ impl Token {
     }
 }
 
-fn read(mut file: &File, path: &Path) -> Result<Token> {
+fn read(file: &File, path: &Path) -> Result<Token> {
     let name = path.display();
-    let failed = |e| Error::io(e, format!("the token file {name}"));
-    let meta = file.metadata().map_err(failed)?;
-    let ours = [0, nix::unistd::geteuid().as_raw()].contains(&meta.uid());
-    if !meta.is_file() || !ours || meta.mode() & 0o077 != 0 {
-        return Err(Error::invalid(format!(
-            "the token file {name} must be a file of the server's user or root that nobody else can read or \
-             write: chmod 0600 {name}"
-        )));
-    }
-    let mut text = String::new();
-    let most = *LENGTHS.end() as u64 + 2;
-    Read::by_ref(&mut file).take(most).read_to_string(&mut text).map_err(failed)?;
+    let text = read_secret(file, path, "token file", *LENGTHS.end() as u64 + 2)?;
     let text = text.trim_end();
     if !LENGTHS.contains(&text.len()) || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(Error::invalid(format!(
@@ -115,7 +105,7 @@ fn read(mut file: &File, path: &Path) -> Result<Token> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     #[test]
     fn a_token_is_made_once_and_for_its_owner_alone() {

@@ -6,10 +6,11 @@ use crate::input::Input;
 use crate::sample::{empty, pattern};
 use dbs_core::Store;
 use dbs_frontend::{DiskOptions, Listen};
-use dbs_nvme::NvmeTcp;
+use dbs_nvme::{Keys, NvmeOptions, NvmeTcp};
 use dbs_reactor::Driver;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ pub(crate) const RAW: u8 = 0x7f;
 pub(crate) const DATA: u8 = 0x7e;
 /// The commands of Fabrics.
 pub(crate) const FABRICS: u8 = 0x7d;
+/// A message of authentication.
+pub(crate) const PROOF: u8 = 0x7c;
 /// A step on the I/O queue.
 pub(crate) const IO: u8 = 0x80;
 
@@ -31,12 +34,18 @@ const NO_FLOW_CONTROL: u8 = 8;
 const DISCOVERY: u8 = 16;
 /// Nothing is agreed on before the first step.
 const STRANGER: u8 = 32;
+/// Hosts are to prove who they are, which this one cannot.
+const KEYED: u8 = 64;
+
+/// Of 32 zeros.
+const KEY: &str = "nqn.h DHHC-1:00:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACtVQoZ:";
 
 /// Two connections, and then their end.
 ///
 /// The input: flags (as above), and steps: a byte, with bit 7 for the I/O queue, and then
 /// 127: bytes as they are (a byte of length before them); 126: a piece of data (tag, command, offset and length in
-/// blocks, whether it is the last); 125: a command of Fabrics; else a command's opcode. Behind that a command has
+/// blocks, whether it is the last); 125: a command of Fabrics; 124: a message of authentication (a byte of length before it; with 0
+/// the target's is fetched); else a command's opcode. Behind that a command has
 /// what its doublewords from the tenth on begin with (a byte of length before it), where its data is (0: nowhere, 1: in
 /// its capsule, else: asked for), and how many blocks of 16 bytes it is (16 bits).
 pub fn nvme(data: &[u8]) {
@@ -47,7 +56,11 @@ pub fn nvme(data: &[u8]) {
     let content = pattern(5, 256 << 10);
     store.volume("v").unwrap().write_at(0, &content, false).unwrap();
     store.create_snapshot("v", "s", &Default::default()).unwrap();
-    let server = NvmeTcp::start(store.clone(), &["tcp:0".parse().unwrap()], options()).unwrap();
+    let mut nvme = NvmeOptions::at(&["tcp:0".parse().unwrap()]);
+    if flags & KEYED != 0 {
+        nvme.keys = Some(Arc::new(Keys::parse(KEY).unwrap()));
+    }
+    let server = NvmeTcp::start(store.clone(), &nvme, options()).unwrap();
     let Listen::Tcp(host, port) = &server.addresses()[0] else { panic!("no TCP") };
     let address = SocketAddr::new(host.parse().unwrap(), *port);
     let uuid = match flags & SNAPSHOT {
@@ -74,7 +87,7 @@ pub fn nvme(data: &[u8]) {
 
 fn check(store: &Store, flags: u8, content: &[u8]) {
     assert!(store.holders().is_empty(), "a volume stays open");
-    for (spec, immutable) in [("v@s", true), ("v", flags & (SNAPSHOT | DISCOVERY) != 0)] {
+    for (spec, immutable) in [("v@s", true), ("v", flags & (SNAPSHOT | DISCOVERY | KEYED) != 0)] {
         let mut now = vec![0; content.len()];
         store.volume(spec).unwrap().read_at(0, &mut now).unwrap();
         assert!(!immutable || now == content, "{spec} was written");
@@ -143,7 +156,7 @@ impl Queue {
         fields[6] = u8::from(self.has(NO_FLOW_CONTROL)) << 2;
         self.command(0x7f, 1, &fields, (1, &data));
         let controller = self.answer();
-        if number == 0 {
+        if number == 0 && !self.has(KEYED) {
             // It is enabled.
             self.command(0x7f, 0, &[0, 0, 0, 0, 0x14, 0, 0, 0, 1, 0, 0x46, 0], (0, &[]));
             self.answer();
@@ -174,6 +187,15 @@ impl Queue {
                 header.extend([0; 4]);
                 let last = input.u8() & 1;
                 self.pdu(6, last << 2, &header, &pattern(7, length));
+            }
+            PROOF => {
+                let length = usize::from(input.u8());
+                let message = input.bytes(length);
+                let mut fields = vec![0, 1, 1, 0xe9];
+                let (kind, place, data) =
+                    if length == 0 { (6, 2, &[0; 4096][..]) } else { (5, 1, message) };
+                fields.extend((data.len() as u32).to_le_bytes());
+                self.command(0x7f, kind, &fields, (place, data));
             }
             opcode => {
                 let opcode = if opcode == FABRICS { 0x7f } else { opcode };

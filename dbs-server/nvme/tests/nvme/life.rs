@@ -5,7 +5,7 @@ use super::{Place, SIZE, options};
 use dbs_core::SnapshotOptions;
 use dbs_core::info::{HolderKind, VolumeLimits};
 use dbs_frontend::DiskOptions;
-use dbs_nvme::NvmeTcp;
+use dbs_nvme::{NvmeOptions, NvmeTcp};
 use dbs_reactor::Driver;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -288,7 +288,7 @@ fn a_server_that_stops_answers_what_is_under_way_and_lets_go() {
 fn it_listens_on_loopback_alone() {
     let place = Place::new();
     for listen in ["tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:192.0.2.1:0", "unix:/nowhere"] {
-        let address = [listen.parse().unwrap()];
+        let address = NvmeOptions::at(&[listen.parse().unwrap()]);
         let started = NvmeTcp::start(place.store.clone(), &address, options(Driver::Auto));
         let error = started.err().unwrap().to_string();
         let reason = if listen.starts_with("unix") { "loopback" } else { "authentication" };

@@ -1,6 +1,8 @@
 //! Volumes as a host of NVMe over TCP sees them.
 #![allow(clippy::unwrap_used)]
 
+mod auth;
+mod chap;
 mod commands;
 mod durable;
 mod host;
@@ -8,11 +10,13 @@ mod hostile;
 mod life;
 
 use dbs_core::{InitOptions, OpenOptions, Store, TailPlace};
-use dbs_frontend::{DiskOptions, Listen};
-use dbs_nvme::NvmeTcp;
+use dbs_frontend::DiskOptions;
+use dbs_nvme::{NvmeOptions, NvmeTcp};
 use dbs_reactor::Driver;
 use host::{Host, Options};
+use std::fs::Permissions;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
 
@@ -26,8 +30,8 @@ struct Place {
     nvme: NvmeTcp,
 }
 
-fn loopback() -> [Listen; 1] {
-    ["tcp:0".parse().unwrap()]
+fn loopback() -> NvmeOptions {
+    NvmeOptions::at(&["tcp:0".parse().unwrap()])
 }
 
 fn options(driver: Driver) -> DiskOptions {
@@ -58,6 +62,17 @@ impl Place {
         let store = Store::open(&path, &OpenOptions::default()).unwrap();
         store.create_volume("v", SIZE).unwrap();
         Self::serving(dir, store, driver)
+    }
+
+    /// Only hosts with these keys are let in.
+    fn keyed(lines: &str) -> Self {
+        let mut place = Self::new();
+        let file = place.dir.path().join("keys");
+        std::fs::write(&file, lines).unwrap();
+        std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+        let nvme = NvmeOptions::load(loopback().listen, Some(&file), false).unwrap();
+        place.nvme = NvmeTcp::start(place.store.clone(), &nvme, options(Driver::Auto)).unwrap();
+        place
     }
 
     fn serving(dir: TempDir, store: Store, driver: Driver) -> Self {

@@ -15,6 +15,7 @@ pub mod socket;
 pub mod ublk;
 pub mod vhost;
 
+pub use dbs_nvme::NvmeOptions;
 pub use nbd::NbdFrontend;
 pub use nvme::NvmeFrontend;
 pub use socket::{SocketFrontend, SocketOptions};

@@ -1,10 +1,10 @@
-//! The frontend `nvme-tcp`: the volume as a namespace of NVMe over TCP, for hosts of this machine.
+//! The frontend `nvme-tcp`: the volume as a namespace of NVMe over TCP, for hosts.
 
 use super::disk;
 use crate::path::{Attached, Path};
 use dbs_core::{Error, Result};
 use dbs_frontend::{Front, Listen};
-use dbs_nvme::{HostedNvme, NvmeTcp};
+use dbs_nvme::{HostedNvme, NvmeOptions, NvmeTcp};
 use dbs_reactor::Io;
 use std::fmt;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ impl NvmeFrontend {
     ///
     /// # Errors
     /// An address that cannot be listened on, or that others than this machine reach.
-    pub fn start(path: &Arc<Path>, name: &str, uuid: &str, listen: &[Listen]) -> Result<Self> {
-        let hosted = HostedNvme::new(disk(path, name, uuid));
+    pub fn start(path: &Arc<Path>, name: &str, uuid: &str, options: &NvmeOptions) -> Result<Self> {
+        let hosted = HostedNvme::new(disk(path, name, uuid), options);
         let attached = path.attach(|_, _| {
             let front = hosted.front();
             move |_: &mut Io, tags| -> Box<dyn Front> { front(tags) }
         });
         let attached = attached.map_err(|e| Error::io(e, "serving hosts of NVMe"))?;
-        let server = hosted.start(listen, path.reactors(), attached.to())?;
+        let server = hosted.start(path.reactors(), attached.to())?;
         Ok(Self { server, attached: Some(attached) })
     }
 

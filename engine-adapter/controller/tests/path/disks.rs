@@ -2,12 +2,12 @@
 
 use crate::data_support::{MIB, Replica, eventually, pattern};
 use crate::fake::{Do, Fake};
-use crate::host::{Command, FLUSH, Host, Options as HostOptions};
+use crate::host::{Command, EVENT, FLUSH, HOST, Host, Options as HostOptions, SET};
 use crate::support::{SIZE, Volume, address, content, options, replicas};
 use dbs_core::info::VolumeLimits;
 use dbs_frontend::Listen;
 use dbs_guest::{FLUSH as FLUSH_FEATURE, Guest, Kind, Options, Queue, Request};
-use longhorn_controller::frontend::{NvmeFrontend, VhostFrontend};
+use longhorn_controller::frontend::{NvmeFrontend, NvmeOptions, VhostFrontend};
 use longhorn_controller::path::{Mode, PathOptions};
 use longhorn_wire::frame::Type;
 use std::net::SocketAddr;
@@ -237,8 +237,8 @@ fn at(frontend: &NvmeFrontend) -> SocketAddr {
 }
 
 fn serve_nvme(volume: &Volume, uuid: &str) -> NvmeFrontend {
-    let listen = ["tcp:0".parse().unwrap()];
-    NvmeFrontend::start(&volume.path, "vol", uuid, &listen).unwrap()
+    let options = NvmeOptions::at(&["tcp:0".parse().unwrap()]);
+    NvmeFrontend::start(&volume.path, "vol", uuid, &options).unwrap()
 }
 
 #[test]
@@ -319,4 +319,86 @@ fn a_host_has_the_volume_alone_under_the_name_of_this_disk() {
     eventually("the socket is free", || {
         Host::admin(at(&other), HostOptions::default(), &other.subsystem()).is_ok()
     });
+}
+
+/// Whether a host may use the volume on a path: how often that has changed, and what it is (1 optimized, 3 inaccessible).
+fn access(host: &mut Host) -> (u64, u8) {
+    let log = host.admin.run(&Command::log(0x0c, 0, 52)).ok().data;
+    assert_eq!((log[8], log[16], log[20], log[48]), (1, 1, 1, 1), "one group, of one namespace");
+    (u64::from_le_bytes(log[..8].try_into().unwrap()), log[32])
+}
+
+fn is_refused(host: &mut Host) {
+    let done = host.queues[0].run(&Command::write(0, vec![9; 4096]));
+    // Related to the path: the host tries another.
+    assert_eq!((done.status, done.no_retry), (0x302, false));
+}
+
+/// As with two addresses of a controller, which a host knows as two paths.
+#[test]
+fn a_second_path_takes_over_when_nothing_is_left_of_the_first() {
+    let volume = Volume::new(options(2));
+    let replica = Fake::new(SIZE as usize);
+    volume.add(1, &replica.address(), Mode::Rw);
+    let listen = ["tcp:127.0.0.1:0", "tcp:127.0.0.2:0"].map(|address| address.parse().unwrap());
+    let nvme = NvmeOptions::at(&listen);
+    let frontend = NvmeFrontend::start(&volume.path, "vol", UUID, &nvme).unwrap();
+    let ats = frontend.addresses().iter().map(|listen| match listen {
+        Listen::Tcp(host, port) => SocketAddr::new(host.parse().unwrap(), *port),
+        other => panic!("{other}"),
+    });
+    let ats: Vec<_> = ats.collect();
+    let host = |at| Host::with(at, HostOptions::default(), &frontend.subsystem(), 1);
+    let (mut first, mut second) = (host(ats[0]), host(ats[1]));
+    assert_ne!(first.controller, second.controller);
+    let [one, other] = [&mut first, &mut second].map(|path| {
+        let controller = path.admin.run(&Command::identify(1, 0)).ok().data;
+        let namespace = path.admin.run(&Command::identify(0, 1)).ok().data;
+        assert_eq!((controller[76], controller[93] & 1 << 3), (0x0b, 1 << 3));
+        assert_eq!((namespace[30], namespace[92]), (1, 1));
+        let names = path.admin.run(&Command::identify(3, 1)).ok().data;
+        (controller[4..72].to_vec(), namespace, names)
+    });
+    assert!(one == other, "both are the same disk");
+    assert_eq!((access(&mut first), access(&mut second)), ((0, 1), (0, 3)));
+    is_refused(&mut second);
+    second.admin.run(&Command::new(SET, 0).dword(10, 0x0b).dword(11, 1 << 11)).ok();
+    let event = second.admin.submit(&Command::new(EVENT, 0));
+    first.queues[0].run(&Command::write(0, vec![1; 4096])).ok();
+    // It goes with a write under way.
+    replica.behave(|header| match header.kind() {
+        Some(Type::Write) => Do::AtGate,
+        _ => Do::Serve,
+    });
+    let before = replica.seen(Type::Write).len();
+    first.queues[0].submit(&Command::write(0, vec![2; 4096]));
+    eventually("the write is under way", || replica.seen(Type::Write).len() > before);
+    drop(first);
+    for _ in 0..200 {
+        assert_eq!(access(&mut second), (0, 3));
+        is_refused(&mut second);
+    }
+    replica.behave(|_| Do::Serve);
+    replica.open_gate();
+    assert_eq!(second.admin.wait(event).ok().result, 0x0c_03_02);
+    assert_eq!(access(&mut second), (1, 1));
+    second.queues[0].run(&Command::write(0, vec![3; 4096])).ok();
+    assert!(replica.content()[..4096] == [3; 4096]);
+    // The first comes again, as the one that is not used.
+    let mut first = host(ats[0]);
+    assert_eq!(access(&mut first), (0, 3));
+    is_refused(&mut first);
+    drop(first);
+    // To come again on the path that is used is to wait for its end, and another host is let in on no path.
+    let subsystem = &frontend.subsystem();
+    std::thread::scope(|scope| {
+        for (at, name) in [(ats[1], HOST), (ats[0], "nqn.other")] {
+            scope.spawn(move || {
+                let refused = Host::named(at, HostOptions::default(), (name, subsystem));
+                let refused = refused.err().unwrap();
+                assert_eq!((refused.status, refused.no_retry), (BUSY, false), "{name}");
+            });
+        }
+    });
+    second.queues[0].run(&Command::write(0, vec![4; 4096])).ok();
 }

@@ -12,10 +12,10 @@ use dbs_frontend::Listen;
 use dbs_frontend::ListenAddress;
 use dbs_frontend::tls::TlsConfig;
 use dbs_reactor::ublk::DEPTH_MAX;
-use dbs_service::log;
+use dbs_service::{log, privileges};
 use dbs_ublk::QUEUES_MAX;
 use dbs_web::WebAddress;
-use longhorn_controller::frontend::UblkOptions;
+use longhorn_controller::frontend::{NvmeOptions, UblkOptions};
 use longhorn_controller::path::{PathOptions, QUEUE_DEPTH_MAX};
 use longhorn_controller::rules::limits::Limits;
 use longhorn_controller::rules::start::Policy;
@@ -215,11 +215,20 @@ pub struct OurControllerArgs {
     /// directory than that of --tls-dir, whose certificates also give access to replicas
     #[arg(long, value_name = "DIRECTORY")]
     pub nbd_tls_dir: Option<PathBuf>,
-    /// Address on loopback on which the frontend `nvme-tcp` listens: tcp:PORT, which should be below 1024, as
+    /// Address on loopback (see --nvme-insecure-data) on which the frontend `nvme-tcp` listens: tcp:PORT, which should be below 1024, as
     /// any user may take another one while the controller is down; can be repeated [default: tcp:0, a free
     /// port, which the volume's next controller on this machine takes again]
     #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
     pub nvme_listen: Vec<Listen>,
+    /// The frontend `nvme-tcp` lets in only hosts that prove that they have a key (DH-HMAC-CHAP): each line of FILE has the NQN
+    /// of a host, its key as `nvme gen-dhchap-key` prints it, and maybe the key by which the controller proves to that host
+    /// who it is. Nobody but its owner may read FILE
+    #[arg(long, value_name = "FILE")]
+    pub nvme_keys: Option<PathBuf>,
+    /// Let --nvme-listen listen for other machines, too. Whoever is on the way between them can read and change all
+    /// data: keys say who connects, and protect nothing else
+    #[arg(long, requires = "nvme_keys")]
+    pub nvme_insecure_data: bool,
     /// Directory of the frontend's socket. Its subdirectory `longhorn` holds what the next controller
     /// must know [default: /var/run]
     #[arg(long, value_name = "DIRECTORY")]
@@ -359,6 +368,15 @@ fn web(ours: &OurControllerArgs) -> Result<Option<PageOptions>> {
     }))
 }
 
+/// Where hosts come in, and which.
+fn nvme(ours: &OurControllerArgs) -> Result<NvmeOptions> {
+    let (listen, keys) = (ours.nvme_listen.clone(), ours.nvme_keys.as_deref());
+    if keys.is_some() {
+        privileges::hide_memory()?;
+    }
+    NvmeOptions::load(listen, keys, ours.nvme_insecure_data)
+}
+
 /// Settings of frontends.
 fn frontends(ours: &OurControllerArgs, short_timeout: Duration) -> Result<FrontendOptions> {
     let nbd_tls = ours.nbd_tls_dir.as_deref().map(TlsConfig::load_dir).transpose();
@@ -366,7 +384,7 @@ fn frontends(ours: &OurControllerArgs, short_timeout: Duration) -> Result<Fronte
     Ok(FrontendOptions {
         sockets: ours.socket_dir.clone(),
         nbd: ours.nbd_listen.clone(),
-        nvme: ours.nvme_listen.clone(),
+        nvme: nvme(ours)?,
         nbd_tls,
         device: UblkOptions {
             // No more threads than it has do anything for it.

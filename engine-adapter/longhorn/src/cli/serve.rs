@@ -148,7 +148,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         inherited: Vec::new(),
         exports: ExportRules::default(),
         vhost_user: None,
-        nvme: Vec::new(),
+        nvme: Default::default(),
         tls: tls.map_err(|e| Error::invalid(format!("TLS: {e}")))?,
         reactors: args.threads.reactors.map(usize::from),
         spin: args.threads.spin,

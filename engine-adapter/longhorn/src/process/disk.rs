@@ -17,7 +17,7 @@ use super::running::Running;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_frontend::Listen;
 use dbs_service::log;
-use longhorn_controller::frontend::{NvmeFrontend, VhostFrontend};
+use longhorn_controller::frontend::{NvmeFrontend, NvmeOptions, VhostFrontend};
 use longhorn_controller::path::Path;
 use longhorn_controller::volume::{Frontend, Offer};
 use serde::{Deserialize, Serialize};
@@ -102,7 +102,8 @@ impl Disk for NvmeFrontend {
 
     /// On the port that hosts know, if none is asked for: on no other, as who listens there is the disk for them.
     fn start(of: &DiskVolume<Self>, volume: &str, record: &mut Record) -> Result<Self> {
-        let mut listen = of.listen.clone();
+        let mut options = of.hosts.clone();
+        let listen = &mut options.listen;
         if listen.is_empty() {
             listen.push(Listen::Tcp("127.0.0.1".to_owned(), 0));
         }
@@ -111,7 +112,7 @@ impl Disk for NvmeFrontend {
         }
         let mut told = false;
         let started = while_taken(PATIENCE, || {
-            let started = Self::start(&of.path, volume, &record.uuid, &listen);
+            let started = Self::start(&of.path, volume, &record.uuid, &options);
             if let Err(error) = &started
                 && is_taken(error)
                 && !std::mem::replace(&mut told, true)
@@ -164,8 +165,8 @@ struct DiskVolume<D> {
     ledger: Arc<Ledger>,
     /// Of what the next controller must know, and of sockets; gone when the machine ends.
     run: PathBuf,
-    /// Where hosts are to connect, if not anywhere.
-    listen: Vec<Listen>,
+    /// Where hosts are to connect, and which.
+    hosts: NvmeOptions,
     running: Running<(String, D)>,
 }
 
@@ -175,17 +176,17 @@ pub(super) fn create(
     path: &Arc<Path>,
     ledger: &Arc<Ledger>,
     run: PathBuf,
-    listen: &[Listen],
+    hosts: &NvmeOptions,
 ) -> Option<Arc<dyn Frontend>> {
-    let (path, ledger, listen) = (Arc::clone(path), Arc::clone(ledger), listen.to_vec());
+    let (path, ledger, hosts) = (Arc::clone(path), Arc::clone(ledger), hosts.clone());
     match kind {
         VHOST_USER => {
             let running = Running::<(String, VhostFrontend)>::default();
-            Some(Arc::new(DiskVolume { path, ledger, run, listen, running }))
+            Some(Arc::new(DiskVolume { path, ledger, run, hosts, running }))
         }
         NVME_TCP => {
             let running = Running::<(String, NvmeFrontend)>::default();
-            Some(Arc::new(DiskVolume { path, ledger, run, listen, running }))
+            Some(Arc::new(DiskVolume { path, ledger, run, hosts, running }))
         }
         _ => None,
     }

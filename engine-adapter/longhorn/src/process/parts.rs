@@ -11,7 +11,7 @@ use super::socket::{NBD, NbdVolume, SOCKET, SocketVolume};
 use dbs_core::{Error, Result};
 use dbs_frontend::Listen;
 use dbs_frontend::tls::TlsConfig;
-use longhorn_controller::frontend::UblkOptions;
+use longhorn_controller::frontend::{NvmeOptions, UblkOptions};
 use longhorn_controller::path::{
     self, BackendAddress, JournalEntry, LocalReplica, Path, PathStats, Pause,
 };
@@ -165,8 +165,8 @@ pub struct FrontendOptions {
     pub nbd: Vec<Listen>,
     /// Certificates for that, if clients over TCP must use TLS.
     pub nbd_tls: Option<TlsConfig>,
-    /// Where the frontend `nvme-tcp` listens, if not on any port of loopback.
-    pub nvme: Vec<Listen>,
+    /// Where hosts come in over the frontend `nvme-tcp`, if not on any port of loopback, and which.
+    pub nvme: NvmeOptions,
     /// What `tgt-blockdev` is to be.
     pub block_device: BlockDevice,
     /// Queues and depth of a block device of `ublk`.

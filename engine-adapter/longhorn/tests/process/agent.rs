@@ -87,7 +87,7 @@ fn serve(place: &Place, store: &Path) -> Serving {
         inherited: Vec::new(),
         exports: Default::default(),
         vhost_user: None,
-        nvme: Vec::new(),
+        nvme: Default::default(),
         tls: None,
         reactors: Some(1),
         spin: Duration::ZERO,

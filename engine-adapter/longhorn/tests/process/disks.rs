@@ -353,6 +353,43 @@ fn a_host_goes_on_after_its_controller_was_killed() {
     volume.engine.stop();
 }
 
+/// A host has two paths, and the next controller listens where one of them leads.
+#[test]
+fn a_host_goes_on_where_the_next_controller_listens() {
+    let free = TcpListener::bind("127.0.0.3:0").unwrap().local_addr().unwrap();
+    let listen = format!("tcp:{free}").leak();
+    let more = vec!["--nvme-listen", "tcp:127.0.0.2:0", "--nvme-listen", listen].leak();
+    let mut volume = Volume::with("nvme-tcp", more);
+    let endpoint = info(&volume.engine, "endpoint");
+    let (_, subsystem) = parts(&endpoint);
+    let mut first = host(&endpoint);
+    let mut second = Host::with(free, HostOptions::default(), subsystem, 1);
+    let write = |number: u64, version| Ask::write(number * BLOCK as u64, block(number, version));
+    for number in 0..DEPTH {
+        first.queues[0].run(&write(number, 10)).ok();
+    }
+    assert_eq!(second.queues[0].run(&write(0, 99)).status, 0x302, "the path is not used");
+    halt(&volume.replicas[2].0);
+    for number in 0..DEPTH / 2 {
+        first.queues[0].submit(&write(number, 11));
+    }
+    volume.more = &more[2..];
+    volume.again(&NAMES);
+    assert!(volume.engine.log().contains("event=taken_over"), "{}", volume.engine.log());
+    assert_eq!(info(&volume.engine, "endpoint"), format!("nvmf://{free}/{subsystem}"));
+    let mut host = Host::with(free, HostOptions::default(), subsystem, 1);
+    for number in 0..DEPTH / 2 {
+        host.queues[0].run(&write(number, 11)).ok();
+    }
+    for number in (0..3).flat_map(|_| 0..DEPTH) {
+        let read = Ask::read(number * BLOCK as u64, BLOCK as u64);
+        let data = host.queues[0].run(&read).ok().data;
+        let expected = 10 + u64::from(number < DEPTH / 2);
+        assert_eq!(version_of(&data, number), Some(expected), "block {number}");
+    }
+    volume.engine.stop();
+}
+
 #[test]
 fn a_host_of_another_machine_is_not_listened_for() {
     let place = Place::new();

@@ -354,7 +354,7 @@ fn a_server_without_replicas_is_told_from_one_that_has_them() {
         inherited: Vec::new(),
         exports: dbs_nbd::ExportRules::default(),
         vhost_user: None,
-        nvme: Vec::new(),
+        nvme: Default::default(),
         tls: None,
         reactors: Some(1),
         spin: Duration::ZERO,

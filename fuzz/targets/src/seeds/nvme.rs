@@ -1,7 +1,7 @@
 //! Seeds of hosts of NVMe.
 
 use super::Seed;
-use crate::nvme::{DATA, FABRICS, IO, RAW};
+use crate::nvme::{DATA, FABRICS, IO, PROOF, RAW};
 
 const NOWHERE: u8 = 0;
 const CAPSULE: u8 = 1;
@@ -17,6 +17,7 @@ pub(super) fn seeds(seeds: &mut Vec<Seed>) {
     seed("snapshot", 1 | 8, &disk);
     seed("admin", 4, &admin);
     seed("discovery", 16 | 2, &admin);
+    seed("keyed", 64, &proof());
     let mut init = vec![0; 128];
     (init[2], init[4], init[11]) = (128, 128, 3);
     let raw = |bytes: &[u8]| [&[RAW, bytes.len() as u8], bytes].concat();
@@ -30,6 +31,20 @@ fn command(opcode: u8, dwords: &[u32], place: u8, bytes: u32) -> Vec<u8> {
     step.push(place);
     step.extend(((bytes / 16) as u16).to_le_bytes());
     step
+}
+
+/// An offer, its challenge, an answer that is wrong, and why; on each queue.
+fn proof() -> Vec<Vec<u8>> {
+    let mut offer = vec![0; 72];
+    (offer[4], offer[7], offer[8]) = (7, 1, 1);
+    offer[10..15].copy_from_slice(&[3, 1, 1, 2, 3]);
+    let mut answer = vec![0; 80];
+    (answer[0], answer[1], answer[4], answer[6], answer[8], answer[12]) = (1, 2, 7, 32, 1, 9);
+    let step =
+        |queue: u8, message: &[u8]| [&[PROOF | queue, message.len() as u8], message].concat();
+    let each =
+        |queue| [step(queue, &offer), step(queue, &[]), step(queue, &answer), step(queue, &[])];
+    each(0).into_iter().chain(each(IO)).collect()
 }
 
 fn disk() -> Vec<Vec<u8>> {
