@@ -14,7 +14,13 @@ use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long closing waits for calls of other threads.
+const CALLS_TIME: Duration = Duration::from_secs(3);
+/// How often it looks.
+const CALLS_WATCH: Duration = Duration::from_millis(1);
 
 /// Levels in what a command takes: the parameters, and labels among them.
 const PARAMS_DEPTH: u32 = 3;
@@ -97,12 +103,26 @@ impl Shared {
         let open = std::mem::take(&mut *slots);
         drop(slots);
         let Some(store) = store else { return Ok(()) };
-        open.iter().filter_map(Weak::upgrade).for_each(|slot| slot.clear());
-        match &*store {
-            // Reads that still run on other threads keep the file a moment longer.
+        let used = open.iter().filter_map(Weak::upgrade).filter_map(|slot| slot.take());
+        let used: Vec<Access> = used.collect();
+        // While a write is under way, the checksums beside it cannot be closed, and would be lost as by a crash.
+        wait_for_calls(|| used.iter().all(|access| Arc::strong_count(access) == 1));
+        drop(used);
+        let closed = match &*store {
             AnyStore::Idle(store, _) => store.clone().close(),
             AnyStore::Served(server) => server.flush_written(),
-        }
+        };
+        // Who opens it next does not find it in use.
+        wait_for_calls(|| Arc::strong_count(&store) == 1);
+        closed
+    }
+}
+
+/// Waits until calls of other threads have ended, but not for long: some may wait for a backup store.
+fn wait_for_calls(ended: impl Fn() -> bool) {
+    let deadline = Instant::now() + CALLS_TIME;
+    while !ended() && Instant::now() < deadline {
+        thread::sleep(CALLS_WATCH);
     }
 }
 

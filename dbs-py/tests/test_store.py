@@ -5,6 +5,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -331,14 +332,61 @@ def test_a_server_that_was_killed_and_replaced(path: Path, serve: Serve) -> None
     volume = store.create_volume("v", "1MiB")
     volume.pwrite(b"acknowledged", 0)
     server.kill()
-    with pytest.raises(OSError):
-        volume.pread(1, 0)
+    # Found by testing from outside: this was `NotFound`, which says of a volume that it was deleted.
+    for use in (lambda: volume.pread(1, 0), lambda: store["v"], lambda: len(store)):
+        with pytest.raises(dbs.IoFailed):
+            use()
     serve(path)
     assert volume.pread(12, 0) == b"acknowledged"
     assert len(store) == 1
     with pytest.raises(dbs.IoFailed, match="may be lost"):
         store.close()
     assert store.closed
+
+
+# Found by testing from outside: its reads raised `Invalid`.
+def test_a_volume_is_locked_after_its_server_was_replaced(
+    path: Path, serve: Serve, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    dbs.Store.init(path, "64MiB").close()
+    server = serve(path)
+    store = dbs.Store.open(path)
+    volume = store.create_volume("v", "1MiB", key_file=key)
+    volume.pwrite(b"secret", 0)
+    volume.flush()
+    server.kill()
+    serve(path)
+    with pytest.raises(dbs.Locked, match="dbs volume unlock v"):
+        volume.pread(6, 0)
+    volume.unlock(key_file=key)
+    assert volume.pread(6, 0) == b"secret"
+    store.close()
+
+
+# Found by testing from outside: checksums were lost as by a crash, and who opened the store next found it in use.
+def test_a_store_that_others_write_meanwhile_is_closed_in_good_order(path: Path) -> None:
+    dbs.Store.init(path, "64MiB").close()
+    for number in range(10):
+        store = dbs.Store.open(path)
+        volume = store.create_volume(f"v{number}", "4MiB")
+
+        def write(place: int, volume: dbs.Volume = volume) -> None:
+            with contextlib.suppress(dbs.Closed, dbs.Poisoned):
+                while True:
+                    volume.pwrite(bytes([place]) * 4096, place * 4096)
+
+        threads = [threading.Thread(target=write, args=(place,)) for place in range(8)]
+        for thread in threads:
+            thread.start()
+        while volume.pread(1, 7 * 4096) != b"\x07":
+            pass
+        store.close()
+        with dbs.Store.open(path, read_only=True) as closed:
+            assert closed.check().checksums_open == 0
+        for thread in threads:
+            thread.join()
 
 
 # Found by review: `close` of a served store left to the server when to flush.

@@ -21,10 +21,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+mod here;
 mod receive;
 mod ublk;
 mod watch;
 
+use here::again;
 use receive::ReceiveBuffers;
 
 /// Requests handed over with one system call at most.
@@ -283,6 +285,7 @@ impl Uring {
             }
             count => Ok(count as usize),
         };
+        let result = self.or_here(index, result);
         // A sync that failed is not repeated: what it should have kept may be gone.
         if again(&result) && !matches!(self.ops.get_mut(index), Some(Op::Sync { .. })) {
             self.push_op(index);
@@ -467,12 +470,6 @@ impl Drop for Uring {
         // what is in flight: nothing may be freed, and nobody waits for it.
         std::process::abort();
     }
-}
-
-/// Whether the kernel asks to try again: no resources, a signal, or no receive buffer left.
-fn again(result: &io::Result<usize>) -> bool {
-    let Err(error) = result else { return false };
-    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR | libc::ENOBUFS))
 }
 
 fn retryable(result: io::Result<()>) -> io::Result<()> {

@@ -14,7 +14,7 @@ use crate::terminal::leave_terminal;
 use clap::{Args, FromArgMatches};
 use dbs_client::any_store::find_server;
 use dbs_control::Access;
-use dbs_core::{Error, OpenOptions, Result, Store};
+use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store};
 use dbs_frontend::{ListenAddress, inherited_sockets};
 use dbs_nbd::{ExportRule, ExportRules, Listen, TlsConfig};
 use dbs_server::serve::{NvmeOptions, ServeOptions, Serving};
@@ -28,6 +28,7 @@ use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
+use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -242,7 +243,10 @@ impl Serve {
             log::info("stopping", &[("signal", &why)]);
         }
         notify("STOPPING=1");
-        exit_on_next(signals)?;
+        // Where no thread can be had, the store is closed all the same.
+        if let Err(error) = exit_on_next(signals) {
+            log::warn("signals", &[("error", &error)]);
+        }
         if let Some(Err(error)) = mount.map(end_served) {
             log::warn("unmount", &[("error", &error)]);
         }
@@ -400,8 +404,10 @@ fn announce(
             ("pid", &std::process::id()),
         ],
     );
-    // The log says it too. Nobody may be there to read it: that is no reason to end.
-    let told = if context.json {
+    // The log says it too. Nobody may be there to read it: that is no reason to end, nor to wait with no ear for signals.
+    let told = if log::would_wait(&io::stdout()) {
+        Err(Error::new(ErrorKind::Io, "nobody reads the output"))
+    } else if context.json {
         print_json(&json!({
             "control": control, "nbd": nbd, "vhost_user": vhost_user, "nvme": nvme, "metrics": metrics,
             "web": web.map(|web| &web.url), "mount": mount,

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -503,25 +504,38 @@ fn commands_at_once_wait_for_one_another() {
     assert_eq!(place.json("snapshot list v").as_array().unwrap().len(), 6);
 }
 
-/// Found by review: a server whose standard output nobody read ended without closing the store.
+/// Found by review: a server whose standard output nobody read ended without closing the store. Found by testing from
+/// outside: one whose standard output had no room ended at no signal.
 #[test]
 fn a_server_needs_nobody_who_reads_its_output() {
     let place = Place::with_store();
-    let mut command = place.bare();
-    command.env("DBS_STORE", place.store()).args(["serve", "--nbd", "unix:nbd"]);
-    let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    drop(server.stdout.take());
-    let deadline = Instant::now() + Duration::from_secs(60);
-    // No command before it has the store: it would be in the way.
-    while !place.path("nbd").exists() {
-        assert!(Instant::now() < deadline, "{:?}", server.try_wait());
-        std::thread::sleep(Duration::from_millis(20));
+    for gone in [true, false] {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let _stays = (!gone).then_some(reader);
+        let output = writer.try_clone().unwrap();
+        // Full, until the reader goes.
+        std::thread::spawn(move || writer.write_all(&[0; 8 << 20]));
+        let mut command = place.bare();
+        command.env("DBS_STORE", place.store()).args(["serve", "--nbd", "unix:nbd"]);
+        let mut server = command.stdout(output).stderr(Stdio::null()).spawn().unwrap();
+        drop(command);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        // No command before it has the store: it would be in the way.
+        while !place.path("nbd").exists() {
+            assert!(Instant::now() < deadline, "{:?}", server.try_wait());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        place.dbs("clients").ok("it serves");
+        assert_eq!(server.try_wait().unwrap(), None);
+        let ended = std::process::Command::new("kill").arg(server.id().to_string()).status();
+        assert!(ended.unwrap().success());
+        while server.try_wait().unwrap().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let status = server.try_wait().unwrap();
+        server.kill().unwrap();
+        assert_eq!(status.expect("it has ended").code(), Some(0), "the reader is gone: {gone}");
     }
-    place.dbs("clients").ok("it serves");
-    assert_eq!(server.try_wait().unwrap(), None);
-    let ended = std::process::Command::new("kill").arg(server.id().to_string()).status();
-    assert!(ended.unwrap().success());
-    assert_eq!(server.wait().unwrap().code(), Some(0));
 }
 
 #[test]
@@ -643,6 +657,42 @@ fn privileges_are_dropped_for_good() {
     let server = serve();
     assert_eq!(server.stop().0, Some(0));
     place.dbs("check").ok("check");
+}
+
+/// Found by testing from outside: a flush failed, as the kernel could make no thread for it, so that the server took no more
+/// writes; and a signal ended it without closing the store.
+#[test]
+fn a_server_that_gets_no_more_threads_goes_on_and_closes_the_store() {
+    const NOBODY: u32 = 65534;
+    if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
+        println!("SKIPPED a server without threads: needs root");
+        return;
+    }
+    let place = Place::with_store();
+    place.dbs("volume create v 16MiB").ok("create");
+    // Of root the kernel limits nothing.
+    let server = place.serve(&format!("--nbd unix:nbd.sock --user {NOBODY}:{NOBODY}"));
+    let options = dbs_nbd::ClientOptions::default();
+    let mut client = dbs_nbd::Client::connect_unix(&place.path("nbd.sock"), "v", &options).unwrap();
+    let mut limit = std::process::Command::new("prlimit");
+    limit.args(["--nproc=1", "--pid", &server.pid().to_string()]).uid(NOBODY).gid(NOBODY);
+    match limit.status() {
+        Ok(limited) => assert!(limited.success()),
+        Err(error) => return println!("SKIPPED a server without threads: prlimit: {error}"),
+    }
+    for round in 1..=3 {
+        for (at, fua) in [(round << 20, false), (round << 21, true)] {
+            client.write_at(at, &[round as u8; 8192], fua).unwrap();
+            client.flush().unwrap();
+            let mut read = [0; 8192];
+            client.read_at(at, &mut read).unwrap();
+            assert_eq!(read, [round as u8; 8192]);
+        }
+    }
+    client.disconnect().unwrap();
+    let (code, log) = server.stop();
+    assert!(log.contains("starting the signal thread"), "{log}");
+    assert_eq!(code, Some(0), "{log}");
 }
 
 #[test]

@@ -94,20 +94,20 @@ impl Piece<'_> {
 
     /// Moves the whole piece with blocking calls.
     pub fn transfer(mut self, file: &File) -> io::Result<()> {
-        loop {
-            let result = match self.remaining() {
-                (Remaining::Read(buf), offset) => file.read_at(buf, offset),
-                (Remaining::Write(buf), offset) => file.write_at(buf, offset),
-            };
-            match result {
-                Ok(count) => {
-                    if self.advance(count)? {
-                        return Ok(());
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+        while !self.transfer_some(file)? {}
+        Ok(())
+    }
+
+    /// Moves what one blocking call moves; whether that was all.
+    pub fn transfer_some(&mut self, file: &File) -> io::Result<bool> {
+        let result = match self.remaining() {
+            (Remaining::Read(buf), offset) => file.read_at(buf, offset),
+            (Remaining::Write(buf), offset) => file.write_at(buf, offset),
+        };
+        match result {
+            Ok(count) => self.advance(count),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+            Err(error) => Err(error),
         }
     }
 }

@@ -4,8 +4,10 @@
 
 use super::piece::{Piece, Remaining};
 use io_uring::{IoUring, opcode, squeue, types};
+use std::fs::File;
 use std::io;
-use std::os::fd::RawFd;
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd, RawFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -122,6 +124,8 @@ impl Drop for Taken<'_> {
 /// One ring with the storage's descriptor registered as number 0.
 struct Ring {
     ring: IoUring,
+    /// The storage's descriptor, which is not this one's to close.
+    file: ManuallyDrop<File>,
     /// Nothing of an earlier batch is in any queue.
     clean: bool,
 }
@@ -130,7 +134,9 @@ impl Ring {
     fn new(fd: RawFd) -> io::Result<Self> {
         let ring = IoUring::new(DEPTH as u32)?;
         ring.submitter().register_files(&[fd])?;
-        Ok(Self { ring, clean: true })
+        // SAFETY: the descriptor outlives the pool, and so the ring.
+        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
+        Ok(Self { ring, file, clean: true })
     }
 
     /// Moves all pieces, up to [`DEPTH`] at a time, and returns when the kernel holds none.
@@ -155,7 +161,7 @@ impl Ring {
             let (_, mut submission, completion) = self.ring.split();
             for entry in completion {
                 let Ok(slot) = usize::try_from(entry.user_data()) else { continue };
-                batch.complete(slot, entry.result(), &mut submission);
+                batch.complete(slot, entry.result(), &mut submission, &self.file);
             }
         }
         self.clean = true;
@@ -273,11 +279,19 @@ impl<'a> Batch<'a> {
     }
 
     /// Takes the completion of the piece in `slot`; queues it again if it is not all done.
-    fn complete(&mut self, slot: usize, result: i32, submission: &mut squeue::SubmissionQueue<'_>) {
+    fn complete(
+        &mut self,
+        slot: usize,
+        result: i32,
+        submission: &mut squeue::SubmissionQueue<'_>,
+        file: &File,
+    ) {
         let Some(Some(piece)) = self.slots.get_mut(slot) else { return };
         self.in_flight -= 1;
         let outcome = match usize::try_from(result) {
             Ok(count) => piece.advance(count),
+            // The kernel could make no thread for it, as where a container may have no more of them, and has not begun it.
+            Err(_) if -result == libc::ECANCELED => piece.transfer_some(file),
             Err(_) => match io::Error::from_raw_os_error(-result) {
                 error if self.attempts[slot] == ATTEMPTS_MAX => Err(error),
                 error if is_transient(&error) => {

@@ -55,6 +55,17 @@ impl Place {
         }
         client.of_store(&self.key).map_err(|e| e.context(self.socket.display()))
     }
+
+    /// As [`Place::connect`], where there was a server before.
+    fn connect_anew(&self) -> Result<Client> {
+        self.connect().map_err(|error| match error.kind() {
+            // `NotFound` would say of a volume that it was deleted.
+            ErrorKind::NotFound => {
+                Error::new(ErrorKind::Io, format!("the server has gone: {error}"))
+            }
+            _ => error,
+        })
+    }
 }
 
 impl RemoteStore {
@@ -136,7 +147,7 @@ impl RemoteStore {
     /// # Errors
     /// As [`Client::connect_to`].
     pub fn connect_nbd(&self) -> Result<UnixStream> {
-        self.server.connect()?.into_nbd()
+        self.server.connect_anew()?.into_nbd()
     }
 
     fn with<T>(&self, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
@@ -148,7 +159,7 @@ impl RemoteStore {
                 if found {
                     self.vouches.broke();
                 }
-                self.server.connect()?
+                self.server.connect_anew()?
             }
         };
         let result = call(&mut client);
@@ -210,6 +221,17 @@ impl RemoteStore {
         let name = spec.split_once('@').map_or(spec, |(name, _)| name);
         let encryption = self.volume_info(name).ok().and_then(|info| info.encryption);
         encryption.is_some_and(|encryption| encryption.locked)
+    }
+
+    /// Why the server refuses an export. NBD has no words for "not found", "busy" and "locked": the store says whether it
+    /// is that.
+    fn refused(&self, spec: &str, error: Error) -> Error {
+        match self.is_incomplete(spec) {
+            Err(why) => why,
+            Ok(true) => Error::busy(error.to_string()),
+            Ok(false) if self.is_locked(spec) => Error::new(ErrorKind::Locked, error.to_string()),
+            Ok(false) => error,
+        }
     }
 
     fn run(&self, request: &Request) -> Result<()> {

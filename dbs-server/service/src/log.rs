@@ -32,6 +32,12 @@ fn write(level: &str, event: &str, fields: &[(&str, &dyn Display)]) {
 /// A line has at most so many bytes: a pipe takes them whole or, if its reader stands still, says so before.
 const LINE_MAX_BYTES: usize = 4096;
 
+/// Whether writing a line would wait, as who should read does not. A closed one does not wait: writing fails then.
+pub fn would_wait(to: &impl AsFd) -> bool {
+    let mut fds = [PollFd::new(to.as_fd(), PollFlags::POLLOUT)];
+    nix::poll::poll(&mut fds, PollTimeout::ZERO) == Ok(0)
+}
+
 static LOG: Log = Log { left_out: AtomicU64::new(0) };
 
 /// What became of lines.
@@ -44,9 +50,7 @@ impl Log {
     /// Writes a line, or leaves it out if that would wait: a thread that logs may be one that serves everybody. The next line
     /// says how many were left out.
     fn send(&self, mut line: String, mut to: impl io::Write + AsFd) {
-        let mut fds = [PollFd::new(to.as_fd(), PollFlags::POLLOUT)];
-        // A closed one is ready: writing fails then.
-        if nix::poll::poll(&mut fds, PollTimeout::ZERO) == Ok(0) {
+        if would_wait(&to) {
             self.left_out.fetch_add(1, Relaxed);
             return;
         }

@@ -54,18 +54,8 @@ pub(super) struct RemoteVolume {
 
 impl RemoteVolume {
     pub(super) fn open(store: &RemoteStore, spec: &str, speak: Speak) -> Result<Self> {
-        let stream = speak(store.server.connect()?)?;
-        let first = connect(stream, spec).map_err(|refused| {
-            // NBD has no words for "not found" and "busy": the store says whether it is that.
-            match store.is_incomplete(spec) {
-                Err(error) => error,
-                Ok(true) => Error::busy(failed(refused, spec).to_string()),
-                Ok(false) if store.is_locked(spec) => {
-                    Error::new(ErrorKind::Locked, failed(refused, spec).to_string())
-                }
-                Ok(false) => failed(refused, spec),
-            }
-        })?;
+        let stream = speak(store.server.connect_anew()?)?;
+        let first = connect(stream, spec).map_err(|why| store.refused(spec, failed(why, spec)))?;
         // From here on the connection keeps it from being deleted.
         let uuid = store.uuid(spec)?;
         Ok(Self {
@@ -148,9 +138,12 @@ impl RemoteVolume {
 
     /// One connection more. It is by name, and what had the name may have been replaced.
     fn connect_again(&self) -> Result<Connection> {
-        let stream = (self.speak)(self.server.connect()?)?;
-        let connection = connect(stream, &self.spec).map_err(|e| failed(e, &self.spec))?;
-        let uuid = RemoteStore::connect_as(self.server.clone())?.uuid(&self.spec)?;
+        let stream = (self.speak)(self.server.connect_anew()?)?;
+        let connected = connect(stream, &self.spec);
+        let store = RemoteStore::connect_as(self.server.clone())?;
+        let connection =
+            connected.map_err(|why| store.refused(&self.spec, failed(why, &self.spec)))?;
+        let uuid = store.uuid(&self.spec)?;
         if uuid == self.uuid { Ok(connection) } else { Err(replaced(&self.spec)) }
     }
 }
