@@ -71,7 +71,7 @@ impl Store {
         }
         let labels = encode_base(file.identity())?;
         self.inner.check_writable()?;
-        let _slots = self.make_slots(2)?;
+        let slots = self.make_slots(2)?;
         // What is refused leaves the store to those who do not know bases.
         self.inner.meta().check_new_volume(name, size)?;
         // Who does not know bases would read zeros in their place.
@@ -81,6 +81,7 @@ impl Store {
         let end = file.size().next_multiple_of(BLOCK_BYTES);
         let info = self.inner.command(|meta| {
             let id = meta.create_backed(name, size, (&labels, end), births)?;
+            slots.taken(meta);
             Ok(volume_info(meta, id))
         })?;
         self.inner.reserve_for_discards();

@@ -276,10 +276,11 @@ impl Store {
         created_ns: Option<u64>,
         rebuilding: bool,
     ) -> Result<VolumeInfo> {
-        let _slots = self.make_slots(1)?;
+        let slots = self.make_slots(1)?;
         let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
             let id = meta.create_volume(name, size, SnapshotId::NONE, births)?;
+            slots.taken(meta);
             if rebuilding {
                 meta.set_rebuilding(id, true);
             }
@@ -436,11 +437,13 @@ impl Store {
         created_ns: Option<u64>,
         rebuilding: bool,
     ) -> Result<VolumeInfo> {
-        let _slots = self.make_slots(1)?;
+        let slots = self.make_slots(1)?;
         let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
             let (origin, parent) = meta.find_base(volume, snapshot)?;
             meta.check_complete(origin)?;
+            slots.taken(meta);
+            self.inner.locked_as(meta.volume(origin).uuid, meta.volume(id).uuid);
             let size = meta.snapshot(parent).size;
             let id = meta.create_volume(new, size, parent, births)?;
             if rebuilding {
@@ -463,7 +466,7 @@ impl Store {
     ) -> Result<SnapshotInfo> {
         self.inner.check_writable()?;
         let id = self.inner.meta().find_volume(volume)?;
-        let _slots = self.make_slots(1)?;
+        let slots = self.make_slots(1)?;
         let mut births = self.inner.births(options.created_ns);
         self.inner.step(|meta| {
             still_named(meta, volume, id)?;
@@ -482,6 +485,7 @@ impl Store {
             if options.created_ns.is_none() {
                 births[0].now_ns = births[0].now_ns.max(meta.behind_parent_ns(id));
             }
+            slots.taken(meta);
             let (system, labels) = (options.system, &options.labels);
             let created = meta.create_snapshot(id, name, !system, labels, births)?;
             if let Some(rebuilding) = options.rebuilding {
