@@ -121,7 +121,8 @@ impl Store {
     /// # Errors
     /// `NotFound`; `Invalid` if the volume rests on no file, or `from` has no such snapshot or a head that holds something;
     /// `Busy` if `from` is in use, one of them is being rebuilt, or other volumes rest on the same file or build on `from`;
-    /// `Exists` if both have a snapshot of the same name. Nothing has changed after these.
+    /// `Exists` if both have a snapshot of the same name. Nothing has changed after these, unless it is somebody who came
+    /// meanwhile: then a further call does the rest.
     pub fn adopt(&self, volume: &str, from: &str) -> Result<()> {
         let inner = &*self.inner;
         inner.check_writable()?;
@@ -142,7 +143,9 @@ impl Store {
             })?;
             let adopted = inner.step_in_group(|meta| {
                 let other = meta.find_volume(from)?;
-                meta.adopt_some(id, other)
+                meta.adopt_some(id, other)?;
+                // Before anybody gets at what is left of it.
+                Ok(meta.delete_volume(other)?)
             });
             // What was done before it failed is right as it is.
             inner.commit()?;
