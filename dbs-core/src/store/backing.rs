@@ -149,9 +149,8 @@ impl Store {
             });
             // What was done before it failed is right as it is.
             inner.commit()?;
-            adopted?;
+            adopted
         }
-        self.delete_volume(from)
     }
 
     /// The file that a volume rests on, if it does.

@@ -361,18 +361,16 @@ impl Store {
         let end = old.max(size).div_ceil(BLOCK_BYTES);
         if size > old {
             // What lies behind the end is nobody's content: it goes before it can be seen.
-            let (held, extent) = {
-                let meta = self.inner.meta();
-                let logical = (first / u64::from(meta.blocks_per_extent())) as u32;
-                (meta.holds_behind(meta.volume(id).head, logical), meta.geometry.extent_bytes)
-            };
-            if held {
-                let blocks = extent / BLOCK_BYTES;
-                self.inner.zero_behind(id, first..end.next_multiple_of(blocks))?;
+            let hidden = self.inner.meta().to_hide(id, first..end);
+            if !hidden.is_empty() {
+                self.inner.zero_behind(id, hidden)?;
             }
         }
         self.inner.command(|meta| {
             check(meta)?;
+            if size < old {
+                meta.mark_end(id, first..end)?;
+            }
             Ok(meta.set_size(id, size)?)
         })?;
         if size < old {
@@ -442,10 +440,10 @@ impl Store {
         self.inner.command(|meta| {
             let (origin, parent) = meta.find_base(volume, snapshot)?;
             meta.check_complete(origin)?;
-            slots.taken(meta);
-            self.inner.locked_as(meta.volume(origin).uuid, meta.volume(id).uuid);
             let size = meta.snapshot(parent).size;
             let id = meta.create_volume(new, size, parent, births)?;
+            slots.taken(meta);
+            self.inner.locked_as(meta.volume(origin).uuid, meta.volume(id).uuid);
             if rebuilding {
                 meta.set_rebuilding(id, true);
             }
@@ -485,9 +483,9 @@ impl Store {
             if options.created_ns.is_none() {
                 births[0].now_ns = births[0].now_ns.max(meta.behind_parent_ns(id));
             }
-            slots.taken(meta);
             let (system, labels) = (options.system, &options.labels);
             let created = meta.create_snapshot(id, name, !system, labels, births)?;
+            slots.taken(meta);
             if let Some(rebuilding) = options.rebuilding {
                 meta.set_rebuilding(id, rebuilding);
             }
