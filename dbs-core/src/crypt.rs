@@ -30,7 +30,7 @@ pub(crate) const SECRET_PASSPHRASE: u8 = 1;
 /// The secret is what is in a key file.
 pub(crate) const SECRET_KEY_FILE: u8 = 2;
 
-/// Bytes of a file with a secret that are read.
+/// The longest file with a secret.
 const SECRET_FILE_MAX: usize = 4096;
 /// Bytes of a data key: one half for the data, one for the tweaks.
 const KEY_BYTES: usize = 64;
@@ -171,10 +171,16 @@ impl fmt::Debug for Secret {
 /// A file with a secret: no device that never ends.
 fn read(file: &Path) -> Result<Zeroizing<Vec<u8>>> {
     use std::io::Read;
-    let mut content = Zeroizing::new(Vec::with_capacity(SECRET_FILE_MAX));
+    let name = file.display();
+    let mut content = Zeroizing::new(Vec::with_capacity(SECRET_FILE_MAX + 1));
     std::fs::File::open(file)
-        .and_then(|opened| opened.take(SECRET_FILE_MAX as u64).read_to_end(&mut content))
-        .map_err(|e| Error::io(e, format!("reading {}", file.display())))?;
+        .and_then(|opened| opened.take(SECRET_FILE_MAX as u64 + 1).read_to_end(&mut content))
+        .map_err(|e| Error::io(e, format!("reading {name}")))?;
+    if content.len() > SECRET_FILE_MAX {
+        let text =
+            format!("{name} has more than {SECRET_FILE_MAX} bytes: it is no file with a secret");
+        return Err(Error::invalid(text));
+    }
     Ok(content)
 }
 
@@ -567,6 +573,22 @@ mod tests {
         let text = from("DBS_BACKUP_PASSPHRASE_FILE", write("text", b"one two\nmore")).unwrap();
         assert_eq!(text, Some(Secret::Passphrase("one two".to_owned().into())));
         assert!(from("DBS_BACKUP_PASSPHRASE_FILE", write("empty", b"\n")).is_err());
+        // A file is never cut to what would be another secret.
+        for (length, fits) in [(4095, true), (4096, false)] {
+            let content = [&vec![b'a'; length][..], b"\n"].concat();
+            let path = write("long", &content);
+            match from("DBS_BACKUP_PASSPHRASE_FILE", path.clone()) {
+                Ok(_) => assert!(fits, "{length}"),
+                Err(error) => {
+                    assert!(!fits, "{error}");
+                    let text = error.to_string();
+                    assert!(
+                        text.contains(&path) && text.contains("more than 4096 bytes"),
+                        "{text}"
+                    );
+                }
+            }
+        }
         assert!(Secret::from_variables("DBS_BACKUP", &|_| Some("x".into())).is_err());
         assert_eq!(Secret::from_variables("DBS_BACKUP", &|_| None).unwrap(), None);
         // As `DBS_BACKUP_PASSPHRASE=$(a command that fails)` leaves it.

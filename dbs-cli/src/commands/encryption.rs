@@ -43,7 +43,7 @@ impl Unlock {
 /// Lock an encrypted volume of a store that is served.
 ///
 /// The server forgets its key. Nobody may have the volume or a snapshot of it open: `dbs clients` lists who
-/// has. Clones of it have locks of their own.
+/// has. Clones of it have locks of their own; one that is made while it is locked is locked, too.
 #[derive(Debug, Args)]
 pub struct Lock {
     /// Volume

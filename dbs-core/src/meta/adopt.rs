@@ -31,8 +31,9 @@ impl Meta {
     /// next call. Whatever a crash leaves, each of them is one volume's, as after a clone.
     ///
     /// # Errors
-    /// `Exists`; [`Stop::Long`](super::Stop).
+    /// As [`Meta::rebase`]: others had their turn since; [`Stop::Long`](super::Stop).
     pub fn adopt_some(&mut self, volume: VolumeId, from: VolumeId) -> Step<()> {
+        self.check_source(from)?;
         self.check_names(volume, from)?;
         while let Some((name, id)) = self.volume(from).snapshots.first_key_value() {
             let (name, id) = (name.clone(), *id);

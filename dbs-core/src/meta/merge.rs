@@ -130,7 +130,7 @@ impl Meta {
     /// The deleted snapshot to take out of the tree next: of neighbours that all can be, the topmost. So
     /// each extent moves once, to where it stays, or is freed where it is. From the bottom, the lowest
     /// snapshot's extents would move through each of the others.
-    fn next_deleted(&self) -> Option<SnapshotId> {
+    pub(super) fn next_deleted(&self) -> Option<SnapshotId> {
         let ready = |id: &SnapshotId| {
             let snapshot = self.try_snapshot(*id).filter(|snapshot| !snapshot.live());
             snapshot.is_some_and(|snapshot| self.is_ready(snapshot))

@@ -472,9 +472,14 @@ impl Meta {
 
     /// Why no extent is free, for people.
     pub fn no_space(&self) -> Error {
+        let merging = if self.next_deleted().is_some() {
+            "; what was deleted is not merged yet: a server does that in the background, and `dbs volume trim` at once"
+        } else {
+            ""
+        };
         Error::no_space(format!(
             "the store is full: all {} extents of {} are in use; delete snapshots or volumes, \
-             discard, or grow the store",
+             discard, or grow the store{merging}",
             self.geometry.data_extents(),
             crate::units::format_size(self.geometry.extent_bytes),
         ))

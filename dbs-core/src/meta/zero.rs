@@ -278,6 +278,39 @@ impl Meta {
         may || (!owner.parent.is_none() && !sabotage::is(Bug::ForgetZeroOnDiscard))
     }
 
+    /// Blocks behind the end of a volume that have to be hidden before it grows by these: all if anything there may be shown.
+    pub fn to_hide(&self, volume: VolumeId, blocks: Range<u64>) -> Range<u64> {
+        let (whole, head) = (u64::from(self.blocks_per_extent()), self.volume(volume).head);
+        let end = blocks.end.next_multiple_of(whole);
+        if self.holds_behind(head, (blocks.start / whole) as u32) {
+            return blocks.start..end;
+        }
+        // As far as was cut off, unless all of that is hidden already: see `mark_end`.
+        let last = self.snapshot(head).layer.runs.iter().next_back();
+        let last = last.filter(|_| self.is_rebuilding(volume));
+        let marked = last.map_or(0..0, |(start, (length, _))| {
+            u64::from(*start) * whole..u64::from(start + length) * whole
+        });
+        let edge = blocks.start.next_multiple_of(whole);
+        let to = if marked.start <= edge { marked.end.min(edge) } else { marked.end };
+        blocks.start..end.min(to)
+    }
+
+    /// Marks the end of what is cut off of a volume, in the step that does so. All of it is hidden later, and a kill may
+    /// come between: while the volume is being rebuilt, layers that hold nothing there as yet may get content, and nothing else
+    /// would tell that a volume which grows again was ever larger.
+    ///
+    /// # Errors
+    /// As [`Meta::zero_blocks`].
+    pub fn mark_end(&mut self, volume: VolumeId, blocks: Range<u64>) -> Step<()> {
+        if !self.is_rebuilding(volume) || blocks.is_empty() {
+            return Ok(());
+        }
+        let whole = u64::from(self.blocks_per_extent());
+        let last = (blocks.end - 1) / whole * whole;
+        self.zero_blocks(volume, blocks.start.max(last)..blocks.end, true)
+    }
+
     /// Whether anything in the chain may hold content, or have lost it, at or behind a volume extent.
     pub fn holds_behind(&self, snapshot: SnapshotId, logical: u32) -> bool {
         let mut at = snapshot;

@@ -71,7 +71,7 @@ impl Store {
         }
         let labels = encode_base(file.identity())?;
         self.inner.check_writable()?;
-        let _slots = self.make_slots(2)?;
+        let slots = self.make_slots(2)?;
         // What is refused leaves the store to those who do not know bases.
         self.inner.meta().check_new_volume(name, size)?;
         // Who does not know bases would read zeros in their place.
@@ -81,6 +81,7 @@ impl Store {
         let end = file.size().next_multiple_of(BLOCK_BYTES);
         let info = self.inner.command(|meta| {
             let id = meta.create_backed(name, size, (&labels, end), births)?;
+            slots.taken(meta);
             Ok(volume_info(meta, id))
         })?;
         self.inner.reserve_for_discards();
@@ -120,7 +121,8 @@ impl Store {
     /// # Errors
     /// `NotFound`; `Invalid` if the volume rests on no file, or `from` has no such snapshot or a head that holds something;
     /// `Busy` if `from` is in use, one of them is being rebuilt, or other volumes rest on the same file or build on `from`;
-    /// `Exists` if both have a snapshot of the same name. Nothing has changed after these.
+    /// `Exists` if both have a snapshot of the same name. Nothing has changed after these, unless it is somebody who came
+    /// meanwhile: then a further call does the rest.
     pub fn adopt(&self, volume: &str, from: &str) -> Result<()> {
         let inner = &*self.inner;
         inner.check_writable()?;
@@ -141,13 +143,14 @@ impl Store {
             })?;
             let adopted = inner.step_in_group(|meta| {
                 let other = meta.find_volume(from)?;
-                meta.adopt_some(id, other)
+                meta.adopt_some(id, other)?;
+                // Before anybody gets at what is left of it.
+                Ok(meta.delete_volume(other)?)
             });
             // What was done before it failed is right as it is.
             inner.commit()?;
-            adopted?;
+            adopted
         }
-        self.delete_volume(from)
     }
 
     /// The file that a volume rests on, if it does.

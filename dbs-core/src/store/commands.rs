@@ -276,10 +276,11 @@ impl Store {
         created_ns: Option<u64>,
         rebuilding: bool,
     ) -> Result<VolumeInfo> {
-        let _slots = self.make_slots(1)?;
+        let slots = self.make_slots(1)?;
         let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
             let id = meta.create_volume(name, size, SnapshotId::NONE, births)?;
+            slots.taken(meta);
             if rebuilding {
                 meta.set_rebuilding(id, true);
             }
@@ -360,18 +361,16 @@ impl Store {
         let end = old.max(size).div_ceil(BLOCK_BYTES);
         if size > old {
             // What lies behind the end is nobody's content: it goes before it can be seen.
-            let (held, extent) = {
-                let meta = self.inner.meta();
-                let logical = (first / u64::from(meta.blocks_per_extent())) as u32;
-                (meta.holds_behind(meta.volume(id).head, logical), meta.geometry.extent_bytes)
-            };
-            if held {
-                let blocks = extent / BLOCK_BYTES;
-                self.inner.zero_behind(id, first..end.next_multiple_of(blocks))?;
+            let hidden = self.inner.meta().to_hide(id, first..end);
+            if !hidden.is_empty() {
+                self.inner.zero_behind(id, hidden)?;
             }
         }
         self.inner.command(|meta| {
             check(meta)?;
+            if size < old {
+                meta.mark_end(id, first..end)?;
+            }
             Ok(meta.set_size(id, size)?)
         })?;
         if size < old {
@@ -436,13 +435,15 @@ impl Store {
         created_ns: Option<u64>,
         rebuilding: bool,
     ) -> Result<VolumeInfo> {
-        let _slots = self.make_slots(1)?;
+        let slots = self.make_slots(1)?;
         let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
             let (origin, parent) = meta.find_base(volume, snapshot)?;
             meta.check_complete(origin)?;
             let size = meta.snapshot(parent).size;
             let id = meta.create_volume(new, size, parent, births)?;
+            slots.taken(meta);
+            self.inner.locked_as(meta.volume(origin).uuid, meta.volume(id).uuid);
             if rebuilding {
                 meta.set_rebuilding(id, true);
             }
@@ -463,7 +464,7 @@ impl Store {
     ) -> Result<SnapshotInfo> {
         self.inner.check_writable()?;
         let id = self.inner.meta().find_volume(volume)?;
-        let _slots = self.make_slots(1)?;
+        let slots = self.make_slots(1)?;
         let mut births = self.inner.births(options.created_ns);
         self.inner.step(|meta| {
             still_named(meta, volume, id)?;
@@ -484,6 +485,7 @@ impl Store {
             }
             let (system, labels) = (options.system, &options.labels);
             let created = meta.create_snapshot(id, name, !system, labels, births)?;
+            slots.taken(meta);
             if let Some(rebuilding) = options.rebuilding {
                 meta.set_rebuilding(id, rebuilding);
             }

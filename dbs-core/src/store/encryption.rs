@@ -144,7 +144,7 @@ impl Store {
         key: impl FnOnce() -> Result<NewKey>,
     ) -> Result<VolumeInfo> {
         self.inner.check_writable()?;
-        let _slots = self.make_slots(1)?;
+        let slots = self.make_slots(1)?;
         // What is refused leaves the store to those who do not know encryption.
         self.inner.meta().check_new_volume(name, size)?;
         let new = key()?;
@@ -152,6 +152,7 @@ impl Store {
         let births = self.inner.births(None);
         self.inner.command(|meta| {
             let id = meta.create_volume(name, size, SnapshotId::NONE, births)?;
+            slots.taken(meta);
             meta.encrypt(id, &new);
             if rebuilding {
                 meta.set_rebuilding(id, true);
@@ -171,7 +172,7 @@ impl Store {
     }
 
     /// Forgets the key of an encrypted volume: nobody reads or writes it until it is unlocked, also if the store was opened
-    /// with its secret. Nothing if that is so.
+    /// with its secret. So it is with each clone that is made of it until then. Nothing if that is so.
     ///
     /// # Errors
     /// `NotFound`; `Invalid` if it is not encrypted; `Busy` if it or a snapshot of it is open.
@@ -263,6 +264,14 @@ impl Inner {
             meta.set_key(*id, Some(key));
         }
         Ok(())
+    }
+
+    /// A clone of a volume that somebody has locked is as locked as that one.
+    pub(super) fn locked_as(&self, origin: [u8; 16], clone: [u8; 16]) {
+        let mut not = self.not_with_given();
+        if not.locked.contains(&origin) {
+            not.locked.insert(clone);
+        }
     }
 
     /// Locked after the metadata, by who has both.

@@ -26,13 +26,14 @@ impl Store {
         options: &SnapshotOptions,
     ) -> Result<SnapshotInfo> {
         self.inner.check_writable()?;
-        let _slots = self.make_slots(1)?;
+        let slots = self.make_slots(1)?;
         let mut birth = self.inner.birth();
         birth.now_ns = options.created_ns.unwrap_or(birth.now_ns);
         self.inner.command(|meta| {
             let id = meta.find_volume(volume)?;
             let (system, labels) = (options.system, &options.labels);
             let id = meta.insert_snapshot(id, name, size, !system, labels, birth)?;
+            slots.taken(meta);
             Ok(snapshot_info(meta, id))
         })
     }

@@ -477,12 +477,13 @@ fn stand_ins_for(loader: &Loader, geometry: &Geometry) -> Vec<(u64, Vec<u8>)> {
     loader.unreadable_ring().iter().map(|at| (address(at), journal::stand_in(next))).collect()
 }
 
-/// What every volume and snapshot shows of what is lost.
+/// What every volume and snapshot shows of what is lost: all of it, where the key is.
 fn list_lost(meta: &Meta, report: &mut RepairReport) {
     for (id, snapshot) in meta.snapshots().filter(|(_, s)| s.live()) {
-        let told = meta.each_lost(id, 0, |blocks| {
+        let volume = meta.volume(snapshot.volume);
+        let mut tell = |blocks: Range<u64>| {
             let offset = blocks.start * BLOCK_BYTES;
-            let end = (blocks.end * BLOCK_BYTES).min(snapshot.size);
+            let end = blocks.end.saturating_mul(BLOCK_BYTES).min(snapshot.size);
             if offset >= end {
                 return;
             }
@@ -491,12 +492,17 @@ fn list_lost(meta: &Meta, report: &mut RepairReport) {
                 return;
             }
             report.lost.push(LostRange {
-                volume: meta.volume(snapshot.volume).name.clone(),
+                volume: volume.name.clone(),
                 snapshot: (!snapshot.head()).then(|| snapshot.name.clone()),
                 offset,
                 length: end - offset,
             });
-        });
+        };
+        if volume.key_slot.is_lost() {
+            tell(0..u64::MAX);
+            continue;
+        }
+        let told = meta.each_lost(id, 0, tell);
         assert!(matches!(told, Ok(None)), "all is in memory");
     }
 }

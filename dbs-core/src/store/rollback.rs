@@ -26,7 +26,7 @@ impl Store {
         let id = self.inner.meta().find_volume(volume)?;
         // Before anybody has to wait.
         self.inner.meta().check_unheld(id, "rolling back")?;
-        let _slots = self.make_slots(1)?;
+        let slots = self.make_slots(1)?;
         let birth = self.inner.birth();
         let _hold = self.inner.hold_all(id);
         self.inner.command(|meta| {
@@ -34,7 +34,9 @@ impl Store {
             meta.check_unheld(id, "rolling back")?;
             let (id, to) = meta.find_base(volume, snapshot)?;
             expected.check_snapshot(meta, id, to)?;
-            meta.rollback(id, to, birth)
+            meta.rollback(id, to, birth)?;
+            slots.taken(meta);
+            Ok(())
         })
     }
 
@@ -49,7 +51,7 @@ impl Store {
         self.inner.check_writable()?;
         // The handle keeps the snapshot from being deleted meanwhile.
         let base = self.volume(&format!("{volume}@{snapshot}"))?;
-        let _slots = self.make_slots(1)?;
+        let slots = self.make_slots(1)?;
         let birth = self.inner.birth();
         let edge = base.last_block_cut(base.size())?;
         // Vacuum must not cut off the extent that is written before anything refers to it.
@@ -70,7 +72,9 @@ impl Store {
         };
         let taken = self.inner.step_in_group(|meta| {
             let (id, to) = same_base(meta, volume, snapshot, &base)?;
-            meta.rollback_keeping_size(id, to, edge, birth)
+            meta.rollback_keeping_size(id, to, edge, birth)?;
+            slots.taken(meta);
+            Ok(())
         });
         match (taken, edge) {
             (Ok(_), _) => {

@@ -7,7 +7,7 @@ use crate::common::{
 use crate::plant::{Plant, SNAPSHOTS, VOLUMES};
 use dbs_core::format::slots::{self, KeySlot};
 use dbs_core::format::{VolumeSlot, block};
-use dbs_core::info::{RepairKind, RepairReport};
+use dbs_core::info::{LostRange, RepairKind, RepairReport};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, InitOptions, Secret, Store};
 use std::collections::BTreeMap;
@@ -241,6 +241,14 @@ fn a_key_that_nobody_has_is_lost() {
     let of_it = |kind| report.steps.iter().filter(|step| step.kind == kind).count();
     assert!(report.steps.iter().any(|step| step.message == told), "{:?}", report.steps);
     assert_eq!((of_it(RepairKind::Lost), report.steps.len()), (1, 1), "{:?}", report.steps);
+    let lost_of = |snapshot: Option<&str>| LostRange {
+        volume: "w".to_owned(),
+        snapshot: snapshot.map(str::to_owned),
+        offset: 0,
+        length: SIZE,
+    };
+    assert_eq!(report.lost.len(), 2, "{:?}", report.lost);
+    assert!([None, Some("w1")].map(lost_of).iter().all(|one| report.lost.contains(one)));
     let store = open(&disk, 5, false).unwrap();
     assert!(!unlock(&store));
     for byte in [1, 2] {
@@ -293,5 +301,62 @@ fn plain_snapshots_come_back_where_no_volume_is_encrypted_any_more() {
             }
         }
         assert_eq!(shown, usize::from(left.is_none()), "{left:?}");
+    }
+}
+
+/// Found by review: a stream says itself which family it is of, and the key of what was received from a stranger was taken
+/// before that of a clone, if it stood before it.
+#[test]
+fn a_clone_has_the_key_rather_than_what_says_that_it_is_of_the_family() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("place", SIZE).unwrap();
+    store.create_encrypted("v", SIZE, &secret(1)).unwrap();
+    store.volume("v").unwrap().write_at(0, &pattern(1, BLOCK), false).unwrap();
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    store.create_encrypted("w", SIZE, &secret(2)).unwrap();
+    store.clone_volume("v", "s", "c").unwrap();
+    let mut forged = store.wrapped_key("w").unwrap();
+    forged.family = store.wrapped_key("v").unwrap().family;
+    store.delete_volume("place").unwrap();
+    finish_work(&store);
+    store.create_wrapped_rebuilding("stranger", SIZE, &forged).unwrap();
+    store.close().unwrap();
+    let text = dump(&open(&disk, 3, true).unwrap());
+    let p = Plant { disk: &disk, dump: &serde_json::from_str(&text).unwrap() };
+    assert!(p.volume_slot("stranger") < p.volume_slot("v"), "it has to stand first");
+    p.volume("v", |slot| slot.key = KeySlot::new_zeroed());
+    repair(&disk);
+    let store = open(&disk, 5, false).unwrap();
+    store.unlock("v", &secret(1)).unwrap();
+    let mut found = vec![0; BLOCK];
+    store.volume("v").unwrap().read_at(0, &mut found).unwrap();
+    assert!(found == pattern(1, BLOCK));
+}
+
+/// Found by review: where nothing is encrypted a key that cannot be was replaced by the mark of one that is lost, which
+/// cannot be there either: the store was refused for good.
+#[test]
+fn a_key_where_nothing_is_encrypted_goes() {
+    let possible = {
+        let (disk, _) = sample();
+        let text = dump(&open(&disk, 3, true).unwrap());
+        key_of(&Plant { disk: &disk, dump: &serde_json::from_str(&text).unwrap() }, "v")
+    };
+    for key in [KeySlot { method: 2, ..possible }, possible] {
+        let disk = init(1);
+        let store = open(&disk, 2, false).unwrap();
+        store.create_volume("plain", SIZE).unwrap();
+        store.volume("plain").unwrap().write_at(0, &pattern(1, BLOCK), false).unwrap();
+        let before = contents(&store);
+        store.close().unwrap();
+        let text = dump(&open(&disk, 3, true).unwrap());
+        let p = Plant { disk: &disk, dump: &serde_json::from_str(&text).unwrap() };
+        p.volume("plain", |slot| slot.key = key);
+        assert_eq!(open(&disk, 4, true).map(drop).unwrap_err().kind(), ErrorKind::Corrupt);
+        let report = repair(&disk);
+        assert!(report.lost.is_empty(), "{report:?}");
+        let store = open(&disk, 5, false).unwrap();
+        assert_eq!(lost(&store, "plain", &before["plain"]), 0);
     }
 }

@@ -4,6 +4,7 @@ use crate::backing::{BLOCK, EXTENT, SIZE, file_of, fresh, read, sample, snapshot
 use crate::common::{finish_work, open};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, ErrorKind, Store};
+use std::sync::{Arc, Mutex};
 
 /// The volume `w`, whose newest snapshot `top` shows what the file shows, over `a` and `b`; what these show.
 fn fill(store: &Store) -> [Vec<u8>; 2] {
@@ -177,4 +178,32 @@ fn what_cannot_take_the_place_of_a_file_is_refused_and_changes_nothing() {
     store.create_volume("y", SIZE as u64 + 1024).unwrap();
     snapshot(store, "y", "s");
     refused(store.adopt("x", "y"), ErrorKind::Invalid);
+}
+
+/// Between the two groups of an adopt others have their turn. Who opened a snapshot then had it taken from under the handle:
+/// its volume was gone.
+#[test]
+fn who_opens_a_snapshot_while_a_volume_leaves_its_file_keeps_it() {
+    let sample = sample();
+    let (store, shown) = (&sample.store, fresh(2));
+    let [a, b] = fill(store);
+    let opened = Arc::new(Mutex::new(None));
+    let (opens, slot, mut first) = (store.clone(), Arc::clone(&opened), true);
+    sample.disk.on_flush(move || {
+        if std::mem::take(&mut first) {
+            *slot.lock().unwrap() = Some(opens.volume("w@a").unwrap());
+        }
+    });
+    refused(store.adopt("v", "w"), ErrorKind::Busy);
+    let handle = opened.lock().unwrap().take().unwrap();
+    let mut buf = vec![0; SIZE];
+    handle.read_at(0, &mut buf).unwrap();
+    assert!(buf == a && read(store, "v") == shown && read(store, "w@b") == b);
+    drop(handle);
+    store.adopt("v", "w").unwrap();
+    assert!(read(store, "v@a") == a && read(store, "v@b") == b && read(store, "v") == shown);
+    finish_work(store);
+    store.flush().unwrap();
+    assert_eq!(store.info().volumes, 1);
+    assert!(Store::check_on(&*sample.disk).unwrap().is_clean());
 }

@@ -557,7 +557,15 @@ fn a_store_that_was_opened_with_a_secret_unlocks_what_is_opened() {
     // What was locked stays so.
     store.lock("v").unwrap();
     locked(store.volume("v").unwrap().read_at(0, &mut [0; 512]));
+    // So does what is cloned of it meanwhile, until that is unlocked.
+    store.clone_volume("v", "one", "kept").unwrap();
+    let kept = || store.volume("kept").unwrap().read_at(0, &mut [0; 512]);
+    assert_eq!(kept().unwrap_err().kind(), ErrorKind::Locked);
+    store.unlock("kept", &secret(1)).unwrap();
+    kept().unwrap();
     store.unlock("v", &secret(1)).unwrap();
+    store.clone_volume("v", "one", "open").unwrap();
+    store.volume("open").unwrap().read_at(0, &mut [0; 512]).unwrap();
     check_content(&store);
     store.close().unwrap();
     let store = Store::open(&path, &with(Some(secret(1)))).unwrap();

@@ -1,7 +1,7 @@
 //! A store that looks full and is not: what a writer gets while background jobs run.
 
 use crate::checksums::device;
-use crate::common::{BLOCK, FixedEnv, Mem, MemTail, init, open, options, pattern};
+use crate::common::{BLOCK, FixedEnv, Mem, MemTail, finish_work, init, open, options, pattern};
 use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::{Request, Start};
@@ -362,4 +362,24 @@ fn a_snapshot_that_finds_no_place_waits_for_no_job() {
     flattened.unwrap();
     assert_eq!(tried, [Err(ErrorKind::NoSpace)]);
     snapshot("more").unwrap();
+}
+
+/// A writer that needs space takes no step of a merge: it is told who does.
+#[test]
+fn a_full_store_says_that_what_was_deleted_is_to_be_merged() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", 1 << 30).unwrap();
+    let v = store.volume("v").unwrap();
+    let write = |extent: u64| v.write_at(extent * EXTENT, &[3; BLOCK], false);
+    write(0).unwrap();
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    write(0).unwrap();
+    let full = (1..1 << 14).find(|extent| write(*extent).is_err()).unwrap();
+    let says_so = || write(full).unwrap_err().to_string().contains("`dbs volume trim`");
+    assert!(!says_so());
+    store.delete_snapshot("v", "s").unwrap();
+    assert!(says_so());
+    finish_work(&store);
+    write(full).unwrap();
 }

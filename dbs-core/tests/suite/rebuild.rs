@@ -6,6 +6,7 @@ use dbs_core::io::Storage;
 use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::volume::Layer;
 use dbs_core::{ErrorKind, InitOptions, Store};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -487,4 +488,95 @@ fn a_layer_is_written_while_another_volume_is_pruned_all_the_time() {
     assert!((2..10).contains(&pruned), "{pruned} prunes went before");
     disk.on_flush(|| {});
     is_clean(&store);
+}
+
+/// What a layer says of a block.
+fn state(layer: &Layer, block: u64) -> (LayerState, u8) {
+    let state = layer.map(block * BLOCK, BLOCK, 2).unwrap()[0].state;
+    let mut bytes = vec![0xaa; BLOCK as usize];
+    layer.read_at(block * BLOCK, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a mix at {block}");
+    (state, bytes[0])
+}
+
+/// Several write, zero and clear blocks of the same extents of two layers and the head, each blocks of its own, while others
+/// relink, resize, insert, delete, merge and commit: each finds what it did last.
+#[test]
+fn who_changes_other_blocks_of_the_same_layers_is_in_nobodys_way() {
+    const WRITERS: u64 = 4;
+    const ROUNDS: usize = 300;
+    let (disk, store) = target();
+    // Bitmaps leave memory whenever they can.
+    store.set_metadata_memory(0);
+    ["a", "b"].iter().for_each(|name| insert(&store, name));
+    let links = [link("a", None), link("b", Some("a"))];
+    store.relink("v", &links, Some("b")).unwrap();
+    let writing = AtomicU64::new(WRITERS);
+    let write = |number: u64| {
+        let layers = [layer(&store, "a"), layer(&store, "b")];
+        let head = store.volume("v").unwrap();
+        let mut rng = fastrand::Rng::with_seed(number);
+        let mut model = BTreeMap::new();
+        for round in 0..ROUNDS {
+            let block = rng.u64(..SIZE / BLOCK / WRITERS) * WRITERS + number;
+            let (at, byte) = (block * BLOCK, round as u8 | 1);
+            let (which, action) = (rng.usize(..3), rng.u8(..4));
+            let now = match (which, action) {
+                (2, 0) => head.write_zeroes(at, BLOCK, false).map(|()| (LayerState::Zero, 0)),
+                (2, _) => head
+                    .write_at(at, &[byte; BLOCK as usize], false)
+                    .map(|()| (LayerState::Data, byte)),
+                (_, 0) => layers[which].zero(at, BLOCK).map(|()| (LayerState::Zero, 0)),
+                (_, 1) => layers[which].clear(at, BLOCK).map(|()| (LayerState::Absent, 0)),
+                _ => layers[which]
+                    .write_at(at, &[byte; BLOCK as usize])
+                    .map(|()| (LayerState::Data, byte)),
+            };
+            model.insert((block, which), now.unwrap());
+            let said =
+                |which| model.get(&(block, which)).copied().filter(|s| s.0 != LayerState::Absent);
+            let mut shown = vec![0xaa; BLOCK as usize];
+            head.read_at(at, &mut shown).unwrap();
+            let wanted = [2, 1, 0].into_iter().find_map(said).map_or(0, |(_, byte)| byte);
+            assert!(shown == vec![wanted; BLOCK as usize], "{number} {round}: {block}");
+        }
+        writing.fetch_sub(1, Ordering::SeqCst);
+        model
+    };
+    let disturb = |number: u64| {
+        let mut rng = fastrand::Rng::with_seed(100 + number);
+        while writing.load(Ordering::SeqCst) > 0 {
+            let done = match rng.u8(..7) {
+                0 => store.relink("v", &links, Some("b")),
+                1 => store.resize_volume("v", 2 * SIZE),
+                2 => store.resize_volume("v", SIZE),
+                3 => store.insert_snapshot("v", "x", SIZE, &Default::default()).map(drop),
+                4 => store.delete_snapshot("v", "x"),
+                5 => store.work(4).map(drop),
+                _ => store.flush(),
+            };
+            if let Err(error) = done {
+                let others = [ErrorKind::Busy, ErrorKind::NotFound, ErrorKind::Exists];
+                assert!(others.contains(&error.kind()), "{error}");
+            }
+        }
+    };
+    let models: Vec<_> = std::thread::scope(|scope| {
+        let (write, disturb) = (&write, &disturb);
+        let writers: Vec<_> =
+            (0..WRITERS).map(|number| scope.spawn(move || write(number))).collect();
+        (0..2).for_each(|number| drop(scope.spawn(move || disturb(number))));
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    let all_right = |store: &Store| {
+        let layers = [layer(store, "a"), layer(store, "b"), store.layer("v", None).unwrap()];
+        for ((block, which), wanted) in models.iter().flatten() {
+            assert_eq!(state(&layers[*which], *block), *wanted, "{block} of {which}");
+        }
+        is_clean(store);
+    };
+    all_right(&store);
+    store.flush().unwrap();
+    drop(store);
+    all_right(&open(&disk, 3, false).unwrap());
 }

@@ -1,6 +1,7 @@
 //! Mistakes that random histories do not meet, or hardly ever: each with the one sequence that shows it.
 
 use dbs_core::sabotage::{Bug, set};
+use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::{ErrorKind, Store, Volume};
 use dbs_sim::{Config, Faults, Medium, SimDisk, SimEnv};
 use std::sync::Arc;
@@ -139,4 +140,56 @@ fn a_poisoned_store_says_so_whatever_else_is_wrong() {
     for made in made {
         assert_eq!(made.unwrap_err().kind(), ErrorKind::Poisoned);
     }
+}
+
+/// Found on reading again: a volume that is being rebuilt shrank, and the process was killed before anything was hidden behind
+/// the new end. It had nothing there to hide as yet. What came into a layer later was shown when the volume had grown again.
+#[test]
+fn what_arrives_behind_an_end_that_a_kill_made_stays_hidden() {
+    let (small, block) = (64 << 10, 100);
+    let mut shrunk = 0;
+    for changes in 1.. {
+        let (disk, store, volume) = opened(1);
+        drop(volume);
+        store.set_rebuilding("v", true).unwrap();
+        store.insert_snapshot("v", "s", 1 << 20, &SnapshotOptions::default()).unwrap();
+        store.relink("v", &[Link { snapshot: "s".into(), ..Link::default() }], Some("s")).unwrap();
+        disk.arm(Faults { stop_at: Some(changes), ..Faults::default() });
+        let resized = store.resize_volume("v", small);
+        disk.stop();
+        drop(store);
+        disk.revive();
+        disk.arm(Faults::default());
+        let env = Arc::new(SimEnv::new(2));
+        let store = Store::open_on(Arc::clone(&disk) as _, None, env as _, false).unwrap();
+        if store.volume_size("v").unwrap() == small {
+            shrunk += 1;
+            store.resize_volume("v", 1 << 20).unwrap();
+            let layer = store.layer("v", Some("s")).unwrap();
+            layer.write_at(block * BLOCK as u64, &[3; BLOCK]).unwrap();
+            assert_eq!(first_byte(&store.volume("v").unwrap(), block).unwrap(), 0, "{changes}");
+            // Where it never was so large, what comes is its content.
+            store.resize_volume("v", 2 << 20).unwrap();
+            store.insert_snapshot("v", "t", 2 << 20, &SnapshotOptions::default()).unwrap();
+            let links = [("s", None), ("t", Some("s"))];
+            let links = links.map(|(name, parent)| Link {
+                snapshot: name.into(),
+                parent: parent.map(String::from),
+                ..Link::default()
+            });
+            store.relink("v", &links, Some("t")).unwrap();
+            let layer = store.layer("v", Some("t")).unwrap();
+            for at in [block, 300] {
+                layer.write_at(at * BLOCK as u64, &[4; BLOCK]).unwrap();
+            }
+            let volume = store.volume("v").unwrap();
+            let shown = [block, 300].map(|at| first_byte(&volume, at).unwrap());
+            assert_eq!(shown, [0, 4], "{changes}");
+            assert!(store.check().unwrap().findings.is_empty());
+        }
+        if resized.is_ok() {
+            break;
+        }
+    }
+    assert!(shrunk > 1);
 }

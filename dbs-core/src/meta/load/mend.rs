@@ -61,7 +61,8 @@ struct Mender<'a> {
     /// Who owns entries, and where the last one of each ends. A slot that is gone and owns some is not
     /// free.
     owners: BTreeMap<u32, u64>,
-    /// No snapshot slot below is free, and no spare entry.
+    /// No volume id below is free, no snapshot slot, and no spare entry.
+    next_volume: u32,
     next_snapshot: u32,
     next_spare: u32,
     refused: bool,
@@ -82,6 +83,7 @@ impl Loader {
             orphanage: 0,
             makes_encrypted: false,
             owners: BTreeMap::new(),
+            next_volume: 1,
             next_snapshot: 0,
             next_spare: 0,
             refused: false,

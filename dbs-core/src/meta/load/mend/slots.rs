@@ -8,6 +8,7 @@ use crate::format::slots::{
 };
 use crate::info::RepairKind;
 use crate::limits::NAME_MAX_BYTES;
+use crate::looks;
 use crate::meta::load::Loader;
 use crate::meta::load::faults::{self, SnapshotFault, VolumeFault};
 use crate::meta::names;
@@ -49,9 +50,14 @@ impl Mender<'_> {
                 slot.flags = (slot.flags.get() & VOLUME_FLAGS).into();
                 (RepairKind::Mended, format!("volume {id}: unknown flags {flags:#x} are cleared"))
             }
-            VolumeFault::Key => {
+            VolumeFault::Key if self.loader.has_encrypted => {
                 slot.key = KeySlot::lost();
                 (RepairKind::Lost, format!("volume {id}: its key is lost"))
+            }
+            // Nothing is encrypted.
+            VolumeFault::Key => {
+                slot.key = KeySlot::new_zeroed();
+                (RepairKind::Mended, format!("volume {id}: a key that is none is cleared"))
             }
             VolumeFault::Capacity => {
                 *slot = VolumeSlot::new_zeroed();
@@ -273,6 +279,11 @@ impl Mender<'_> {
             }
         }
         // Those that have a name go to the volume that builds on them, or become one.
+        let mut above = BTreeMap::new();
+        let used = self.loader.snapshots.iter().filter(|slot| slot.used == 1);
+        let used = used.map(|slot| (slot.parent.get(), slot.volume.get()));
+        let known = used.filter(|(_, volume)| self.is_volume(*volume)).collect();
+        self.spread_volumes(known, &mut above);
         for index in 0..self.loader.snapshots.len() {
             let SnapshotSlot { volume, used, .. } = self.loader.snapshots[index];
             if used != 1 || self.is_volume(volume.get()) {
@@ -283,7 +294,7 @@ impl Mender<'_> {
             if slot.flags.get() & SNAPSHOT_DELETED != 0 && volume.get() == 0 {
                 continue;
             }
-            match self.volume_above(id) {
+            match above.get(&id).copied() {
                 Some(volume) => {
                     self.loader.snapshots[index].volume = volume.into();
                     let text =
@@ -294,7 +305,10 @@ impl Mender<'_> {
                     let slot = &mut self.loader.snapshots[index];
                     slot.flags = SNAPSHOT_HEAD.into();
                     (slot.name, slot.name_bytes) = slots::encode_name("");
-                    let _ = self.make_volume(id, volume.get());
+                    let parent = slot.parent.get();
+                    if let Some(made) = self.make_volume(id, volume.get()) {
+                        self.spread_volumes(vec![(parent, made)], &mut above);
+                    }
                 }
             }
         }
@@ -305,22 +319,19 @@ impl Mender<'_> {
         slot.is_some_and(|slot| *slot != VolumeSlot::new_zeroed())
     }
 
-    /// The volume of what builds on a snapshot.
-    fn volume_above(&self, id: u32) -> Option<u32> {
-        let mut seen = BTreeSet::from([id]);
-        let mut open = vec![id];
-        while let Some(id) = open.pop() {
-            for (index, slot) in self.loader.snapshots.iter().enumerate() {
-                if slot.used != 1 || slot.parent.get() != id || !seen.insert(index as u32 + 1) {
-                    continue;
-                }
-                if self.is_volume(slot.volume.get()) {
-                    return Some(slot.volume.get());
-                }
-                open.push(index as u32 + 1);
+    /// Notes for what has no volume, of snapshots with these volumes building on it, one of those: each once, as a hostile
+    /// chain has any length.
+    fn spread_volumes(&self, mut open: Vec<(u32, u32)>, above: &mut BTreeMap<u32, u32>) {
+        while let Some((id, volume)) = open.pop() {
+            looks::one();
+            let slot = self.loader.snapshots.get((id as usize).wrapping_sub(1));
+            if let Some(slot) =
+                slot.filter(|slot| slot.used == 1 && !self.is_volume(slot.volume.get()))
+                && above.insert(id, volume).is_none()
+            {
+                open.push((slot.parent.get(), volume));
             }
         }
-        None
     }
 
     /// Makes a volume of a head, in the slot it is said to have if that is free.
@@ -328,7 +339,10 @@ impl Mender<'_> {
         let capacity = self.loader.geometry.volumes;
         let is_free = |this: &Self, id: u32| (1..=capacity).contains(&id) && !this.is_volume(id);
         let free = Some(wanted).filter(|id| is_free(self, *id));
-        let Some(id) = free.or_else(|| (1..=capacity).find(|id| is_free(self, *id))) else {
+        let Some(id) = free.or_else(|| {
+            self.next_volume = (self.next_volume..=capacity).find(|id| is_free(self, *id))?;
+            Some(self.next_volume)
+        }) else {
             let text = format!("the table is full: no slot is left for the volume of head {head}");
             self.step(RepairKind::Refused, RegionKind::Volumes, None, text);
             return None;
