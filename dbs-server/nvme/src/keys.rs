@@ -245,7 +245,7 @@ mod tests {
             assert_eq!((key.secret.len(), key.hash().bytes()), (length, length));
         }
         let good = text(1, 32);
-        let at = good.find("AQID").unwrap();
+        let at = good.find("AwQF").unwrap();
         let mut damaged = good.clone();
         damaged.replace_range(at..=at, "B");
         for wrong in [
