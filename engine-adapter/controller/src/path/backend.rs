@@ -1,5 +1,6 @@
 //! A replica as one reactor sees it.
 
+use super::away::RESPITE;
 use super::local::LocalReplica;
 use super::replica::Replica;
 use crate::rules::heal::Trust;
@@ -54,6 +55,8 @@ pub(super) struct Backend {
     pub away_until: Duration,
     /// Since when there are the present connections, or were the last ones.
     pub since: Duration,
+    /// From then to the next ones, at least.
+    pub respite: Duration,
     /// It has answered something on them.
     pub heard: bool,
     /// Number of the ping that was sent and not answered.
@@ -79,6 +82,7 @@ impl Backend {
             away: None,
             away_until: now,
             since: now,
+            respite: RESPITE,
             // Before there is any other connection, it has answered a hello and calls.
             heard: true,
             pinged: None,
