@@ -6,7 +6,7 @@
 //! what it has done. It is back only if it is the same process, which nobody has closed since
 //! ([`longhorn_wire::frame`]). In all other cases it becomes `ERR`, as one that cannot connect anew.
 
-use super::backend::{Access, Way};
+use super::backend::{Access, RESPITE, Way};
 use super::dial;
 use super::link::Link;
 use super::message::Message;
@@ -31,9 +31,7 @@ use std::time::Duration;
 
 /// Why a replica becomes `ERR` whose connections broke.
 const LOST: &str = "the connection is lost";
-/// From one time that connections are made to the next, at least: some may break as soon as they are there. Twice as
-/// long each time that they have carried answers before, up to a part of the window.
-pub(super) const RESPITE: Duration = Duration::from_millis(100);
+/// Connections that carry answers and break are made anew after twice the time each time, up to this part of the window.
 const RESPITE_PART: u32 = 4;
 /// Connections that lasted for so long were well.
 const HEALTHY: Duration = Duration::from_secs(10);

@@ -1,6 +1,5 @@
 //! A replica as one reactor sees it.
 
-use super::away::RESPITE;
 use super::local::LocalReplica;
 use super::replica::Replica;
 use crate::rules::heal::Trust;
@@ -8,6 +7,9 @@ use crate::rules::timeout::{PING_INTERVAL, Silence};
 use longhorn_wire::transport::DataLink;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// From one time that connections are made to the next, at least: some may break as soon as they are there.
+pub(super) const RESPITE: Duration = Duration::from_millis(100);
 
 /// A reactor's share of the access to a replica.
 pub(super) enum Access {
