@@ -56,6 +56,11 @@ pub trait Protocol {
     fn ended(&self, lost: bool) {
         let _ = lost;
     }
+
+    /// No more requests are taken, and all that have come but so many are over and answered, or nobody waits for it.
+    fn remaining(&mut self, requests: usize) {
+        let _ = requests;
+    }
 }
 
 /// What a request means for its connection.
@@ -415,7 +420,13 @@ impl<P: Protocol> Peer<P> {
     /// Whether nothing of this connection runs anywhere.
     #[inline]
     pub fn is_over(&self) -> bool {
-        self.ended && !self.receiving && self.in_flight == 0 && !self.out.is_busy()
+        self.remaining() == Some(0)
+    }
+
+    /// How many requests still run of one that has ended, once nothing else of it does.
+    #[inline]
+    pub fn remaining(&self) -> Option<usize> {
+        (self.ended && !self.receiving && !self.out.is_busy()).then_some(self.in_flight)
     }
 
     /// Makes room for a request; one is always let in, however large.

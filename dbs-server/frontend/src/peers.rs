@@ -292,7 +292,9 @@ impl<P: Protocol> Peers<P> {
                 Err(_) => give_up(io, peer),
             }
         }
-        if !peer.is_over() {
+        let remaining = peer.remaining()?;
+        if remaining > 0 {
+            peer.protocol.remaining(remaining);
             return None;
         }
         self.peers.remove(number)

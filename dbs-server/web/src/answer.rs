@@ -40,6 +40,8 @@ pub(crate) struct Page {
     pub(crate) admin: bool,
     /// For commands that look at every layer or extent.
     pub(crate) one_at_a_time: Arc<Semaphore>,
+    /// For commands that change something.
+    pub(crate) changes: Arc<Semaphore>,
     /// Says when the server stops.
     pub(crate) stopped: watch::Receiver<bool>,
 }
@@ -183,7 +185,12 @@ impl Page {
         let turn = match leave {
             Leave::Look => None,
             Leave::LookAtAll => Arc::clone(&self.one_at_a_time).acquire_owned().await.ok(),
-            Leave::Change if self.admin => None,
+            // One that waits must not take the threads that others need to look.
+            Leave::Change if self.admin => {
+                let turn = Arc::clone(&self.changes).try_acquire_owned();
+                let text = "another change that was asked for here is being made";
+                Some(turn.map_err(|_| refusal(StatusCode::CONFLICT, text))?)
+            }
             Leave::Change => {
                 let text = "this page can only look: start the server with --web-admin to change something here";
                 return Err(refusal(StatusCode::FORBIDDEN, text));

@@ -153,6 +153,7 @@ impl WebServer {
             scheme,
             admin: options.admin,
             one_at_a_time: Arc::new(Semaphore::new(1)),
+            changes: Arc::new(Semaphore::new(1)),
             stopped: stopped.clone(),
         });
         let url = socket.url(scheme).map_err(failed)?;

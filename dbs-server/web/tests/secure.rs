@@ -127,6 +127,51 @@ impl Asked for Endless {
     }
 }
 
+/// A command, as a browser sends it.
+fn post(token: &Token, body: &str) -> String {
+    format!(
+        "POST /api/command HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\nConnection: close\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        token.text(),
+        body.len()
+    )
+}
+
+/// Found by review: as many as there are threads kept everybody from looking.
+#[test]
+fn a_change_is_refused_while_another_one_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = small_store(dir.path());
+    let (tells, told) = mpsc::channel();
+    let asked = Endless { store: store.clone(), inside: AtomicU32::new(0), tells };
+    let token = Token::random().unwrap();
+    let request =
+        post(&token, r#"{"method":"snapshot.create","params":{"volume":"v","snapshot":"s"}}"#);
+    let options =
+        WebOptions { tls: None, names: Vec::new(), token, admin: true, patience: PATIENCE };
+    let page = WebServer::start(page_of(asked), any_port(), options).unwrap();
+    let address = page.url().strip_prefix("http://").unwrap().trim_end_matches('/').to_owned();
+    let send = || {
+        let mut client = TcpStream::connect(&address).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.write_all(request.as_bytes()).unwrap();
+        client
+    };
+    let next = || told.recv_timeout(PATIENCE).expect("nothing came or went");
+    let first = send();
+    assert_eq!(next(), 1);
+    for _ in 0..8 {
+        let mut answer = String::new();
+        send().read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 409 "), "{answer}");
+    }
+    // The next one has its turn when the first has ended, and not only its client.
+    drop(first);
+    assert_eq!(next(), 0);
+    drop(page);
+    store.close().unwrap();
+}
+
 /// Found by review: what a client had asked for went on for minutes when it was gone, any number at once, and
 /// the server could not be stopped.
 #[test]
@@ -137,12 +182,7 @@ fn what_nobody_waits_for_ends_and_so_does_the_server() {
     let asked = Endless { store: store.clone(), inside: AtomicU32::new(0), tells };
     let token = Token::random().unwrap();
     let body = r#"{"method":"snapshot.list","params":{"volume":"v","usage":true}}"#;
-    let request = format!(
-        "POST /api/command HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\n\
-         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-        token.text(),
-        body.len()
-    );
+    let request = post(&token, body);
     let options =
         WebOptions { tls: None, names: Vec::new(), token, admin: false, patience: PATIENCE };
     let page = WebServer::start(page_of(asked), any_port(), options).unwrap();

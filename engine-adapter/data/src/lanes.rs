@@ -7,10 +7,13 @@
 use longhorn_wire::frame::{Lane as Name, PLACE_BITS, Standing};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Most lanes that are remembered: four clients with as many reactors as there may be.
 const LANES_MAX: usize = 256;
+/// How long one is kept without a connection, at least: no controller waits longer for a replica that is away.
+const KEPT: Duration = Duration::from_secs(30);
 /// Most places of a lane.
 const PLACES_MAX: u16 = 1 << PLACE_BITS;
 /// In what is noted of a change: there is one.
@@ -28,7 +31,8 @@ struct Lane {
     /// The session of the replica that it is of.
     session: u64,
     state: Mutex<State>,
-    done: Box<[Done]>,
+    /// By their places, from the first change on: anybody may say hello.
+    done: OnceLock<Box<[Done]>>,
 }
 
 #[derive(Default)]
@@ -38,6 +42,8 @@ struct State {
     connections: usize,
     /// Those of earlier ones that are not over: requests of them may run.
     former: usize,
+    /// Since when there are none of either.
+    idle_since: Option<Instant>,
     /// What came on one of them was not what a client sends: nothing that the client believes to have asked
     /// for is certain.
     distrusted: bool,
@@ -85,6 +91,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Change {
+    /// Its place among those that are noted.
+    fn place<'a>(&self, done: &'a [Done]) -> Option<&'a Done> {
+        done.get((self.sequence & ((1 << PLACE_BITS) - 1)) as usize)
+    }
+
     /// What is noted of its range: another one if its offset is another, or its length.
     fn range(&self) -> u64 {
         let unmap = if self.unmap { UNMAP } else { 0 };
@@ -96,6 +107,15 @@ impl Change {
 impl Lanes {
     /// Lets a connection, accepted in this session, into a lane; `None` if there are too many lanes.
     pub fn enter(&self, name: Name, session: u64) -> (Option<Standing>, Option<Ticket>) {
+        self.enter_at(Instant::now(), name, session)
+    }
+
+    fn enter_at(
+        &self,
+        now: Instant,
+        name: Name,
+        session: u64,
+    ) -> (Option<Standing>, Option<Ticket>) {
         let mut all = lock(&self.0);
         let same =
             |lane: &&Arc<Lane>| (lane.name.client, lane.name.number) == (name.client, name.number);
@@ -105,9 +125,8 @@ impl Lanes {
             None if name.epoch > 0 => return (Some(Standing::Unknown), None),
             None => {
                 if all.len() >= LANES_MAX {
-                    let Some(idle) = all.iter().position(|lane| lock(&lane.state).is_idle()) else {
-                        return (None, None);
-                    };
+                    let is_old = |lane: &Arc<Lane>| lock(&lane.state).is_old(now);
+                    let Some(idle) = all.iter().position(is_old) else { return (None, None) };
                     all.remove(idle);
                 }
                 all.push(Arc::new(Lane::new(name, session)));
@@ -129,6 +148,7 @@ impl Lanes {
             state.former += std::mem::take(&mut state.connections);
         }
         state.connections += 1;
+        state.idle_since = None;
         drop(state);
         let ticket = Ticket { lane, epoch: name.epoch };
         (Some(ticket.standing(name)), Some(ticket))
@@ -141,20 +161,19 @@ impl Lanes {
 }
 
 impl State {
-    fn is_idle(&self) -> bool {
-        self.connections + self.former == 0
+    /// Whether nobody who knows it may still come back.
+    fn is_old(&self, now: Instant) -> bool {
+        self.idle_since.is_some_and(|since| now.saturating_duration_since(since) > KEPT)
     }
 }
 
 impl Lane {
     fn new(name: Name, session: u64) -> Self {
-        let places = name.places.min(PLACES_MAX);
-        let done = (0..places).map(|_| Done::default()).collect();
-        Self { name, session, state: Mutex::default(), done }
+        Self { name, session, state: Mutex::default(), done: OnceLock::new() }
     }
 
-    fn place(&self, change: &Change) -> Option<&Done> {
-        self.done.get((change.sequence & ((1 << PLACE_BITS) - 1)) as usize)
+    fn places(&self) -> Box<[Done]> {
+        (0..self.name.places.min(PLACES_MAX)).map(|_| Done::default()).collect()
     }
 }
 
@@ -185,7 +204,8 @@ impl Ticket {
     /// since: the connections of the last epoch are over then.
     #[inline]
     pub(crate) fn note(&self, change: &Change, size: Option<u32>) {
-        let Some(done) = self.lane.place(change) else { return };
+        let all = self.lane.done.get_or_init(|| self.lane.places());
+        let Some(done) = change.place(all) else { return };
         done.sequence.store(change.sequence, Ordering::Relaxed);
         done.size.store(size.unwrap_or(0), Ordering::Relaxed);
         let range = if size.is_some() { change.range() } else { 0 };
@@ -194,7 +214,8 @@ impl Ticket {
 
     /// What became of a change that is sent again.
     pub(crate) fn look_up(&self, change: &Change) -> Sent {
-        let Some(done) = self.lane.place(change) else { return Sent::Never };
+        let all = self.lane.done.get().map_or(&[][..], |all| all);
+        let Some(done) = change.place(all) else { return Sent::Never };
         let (noted, size) = (done.range.load(Ordering::Relaxed), done.size.load(Ordering::Relaxed));
         if noted & DONE == 0 || done.sequence.load(Ordering::Relaxed) != change.sequence {
             return Sent::Never;
@@ -213,9 +234,12 @@ impl fmt::Debug for Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let mut state = lock(&self.lane.state);
-        let State { epoch, connections, former, .. } = &mut *state;
-        let count = if *epoch == self.epoch { connections } else { former };
+        let State { epoch, connections, former, idle_since, .. } = &mut *state;
+        let count = if *epoch == self.epoch { &mut *connections } else { &mut *former };
         *count -= 1;
+        if *connections + *former == 0 {
+            *idle_since = Some(Instant::now());
+        }
     }
 }
 
@@ -309,10 +333,30 @@ mod tests {
         let lanes = Lanes::default();
         let tickets: Vec<_> =
             (1..=LANES_MAX as u64).map(|client| enter(&lanes, client, 0).1.unwrap()).collect();
-        assert!(lanes.enter(name(1000, 0), 1).0.is_none());
+        let later = Instant::now() + 1000 * KEPT;
+        assert!(lanes.enter_at(later, name(1000, 0), 1).0.is_none());
         drop(tickets);
-        assert_eq!(enter(&lanes, 1000, 0).0, Standing::Ready);
+        let later = Instant::now() + 2 * KEPT;
+        assert_eq!(lanes.enter_at(later, name(1000, 0), 1).0, Some(Standing::Ready));
         assert_eq!(enter(&lanes, 1, 1).0, Standing::Unknown);
         assert_eq!(enter(&lanes, 2, 1).0, Standing::Ready);
+    }
+
+    /// Found by review: whoever reached the port pushed out the lane of a controller that was about to come back.
+    #[test]
+    fn hellos_of_others_push_nobody_out_who_may_come_back() {
+        let lanes = Lanes::default();
+        drop(enter(&lanes, 1, 0));
+        let since = lock(&lock(&lanes.0)[0].state).idle_since.unwrap();
+        for client in 2..3 * LANES_MAX as u64 {
+            let (standing, _) = lanes.enter_at(since + KEPT, name(client, 0), 1);
+            assert_eq!(standing.is_some(), client <= LANES_MAX as u64, "{client}");
+        }
+        assert!(lock(&lanes.0).iter().all(|lane| lane.done.get().is_none()));
+        let (standing, ticket) = enter(&lanes, 1, 1);
+        assert_eq!(standing, Standing::Ready);
+        // It is not old again at once.
+        drop(ticket);
+        assert!(lock(&lock(&lanes.0)[0].state).idle_since.unwrap() >= since);
     }
 }

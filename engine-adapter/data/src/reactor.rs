@@ -130,6 +130,11 @@ impl Reactor {
                 Sent::Never => {}
             }
         }
+        if request.op == Op::Flush
+            && let Some(connection) = self.peers.get_mut(number)
+        {
+            connection.flushes += 1;
+        }
         self.runner.start(io, slot, request, payload.map(Payload::from), number);
     }
 
@@ -183,13 +188,15 @@ impl Reactor {
             let idle = std::mem::take(&mut self.ended);
             let mut ended = std::mem::replace(&mut self.runner.ended, idle);
             for Ended { whose, request, outcome } in ended.drain(..) {
-                let connection = self.peers.get(whose);
-                let heals = connection.is_some_and(|connection| connection.heals);
-                if let Some(change) = request.change()
-                    && let Some(lane) = connection.and_then(|connection| connection.lane.as_ref())
-                {
-                    let done = if let Outcome::Done(size) = outcome { Some(size) } else { None };
-                    lane.note(&change, done);
+                let connection = self.peers.get_mut(whose);
+                let heals = connection.as_ref().is_some_and(|connection| connection.heals);
+                if let Some(connection) = connection {
+                    connection.flushes -= usize::from(request.op == Op::Flush);
+                    if let (Some(change), Some(lane)) = (request.change(), &connection.lane) {
+                        let done =
+                            if let Outcome::Done(size) = outcome { Some(size) } else { None };
+                        lane.note(&change, done);
+                    }
                 }
                 self.reply(whose, &request, |batch| match outcome {
                     Outcome::Done(size) => request.reply_done(batch, size),

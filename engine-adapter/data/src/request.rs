@@ -23,6 +23,8 @@ pub struct Connection {
     pub heals: bool,
     /// What it belongs to, if it is one that is made anew when it breaks.
     pub lane: Option<Ticket>,
+    /// Flushes that have not been answered.
+    pub flushes: usize,
     farewell: [u8; HEADER_BYTES],
 }
 
@@ -31,7 +33,7 @@ impl Connection {
     #[must_use]
     pub fn new(slot: u32, session: u64, peer: String) -> Self {
         let farewell = Header::new(Type::Close, 0, 0, 0).encode();
-        Self { slot, session, peer, heals: false, lane: None, farewell }
+        Self { slot, session, peer, heals: false, lane: None, flushes: 0, farewell }
     }
 }
 
@@ -56,6 +58,13 @@ impl Protocol for Connection {
 
     fn farewell(&self) -> &[u8] {
         &self.farewell
+    }
+
+    /// A flush changes nothing: it may run on beside newer connections, on which it is asked for again.
+    fn remaining(&mut self, requests: usize) {
+        if requests == self.flushes {
+            self.lane = None;
+        }
     }
 }
 

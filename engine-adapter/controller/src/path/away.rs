@@ -6,7 +6,7 @@
 //! what it has done. It is back only if it is the same process, which nobody has closed since
 //! ([`longhorn_wire::frame`]). In all other cases it becomes `ERR`, as one that cannot connect anew.
 
-use super::backend::{Access, Way};
+use super::backend::{Access, RESPITE, Way};
 use super::dial;
 use super::link::Link;
 use super::message::Message;
@@ -31,8 +31,10 @@ use std::time::Duration;
 
 /// Why a replica becomes `ERR` whose connections broke.
 const LOST: &str = "the connection is lost";
-/// From one time that connections are made to the next, at least: some may break as soon as they are there.
-const RESPITE: Duration = Duration::from_millis(100);
+/// Connections that carry answers and break are made anew after twice the time each time, up to this part of the window.
+const RESPITE_PART: u32 = 4;
+/// Connections that lasted for so long were well.
+const HEALTHY: Duration = Duration::from_secs(10);
 
 impl Shard {
     /// A connection is gone. If all that is known is that it broke, there may be another one.
@@ -63,6 +65,14 @@ impl Shard {
             true => now + window,
             false => backend.away_until + lasted.saturating_sub(RESPITE),
         };
+        if lasted >= HEALTHY {
+            backend.respite = RESPITE;
+        } else if backend.heard {
+            backend.respite = (2 * backend.respite).min(window / RESPITE_PART).max(RESPITE);
+        }
+        // Those that carried nothing have little time.
+        let respite = if backend.heard { backend.respite } else { RESPITE };
+        let respite = respite.saturating_sub(lasted);
         let over = backend.away_until <= now;
         backend.epoch += 1;
         backend.away = Some(backend.away_until);
@@ -82,7 +92,6 @@ impl Shard {
         if over {
             return self.away_for_too_long(slot);
         }
-        let respite = RESPITE.saturating_sub(lasted);
         if let Err(error) = connect_anew(&self.shared, &replica, (index, epoch), count, respite) {
             self.shared
                 .fault(slot, &format!("{LOST}, and there is no thread for another: {error}"));

@@ -8,6 +8,9 @@ use longhorn_wire::transport::DataLink;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// From one time that connections are made to the next, at least: some may break as soon as they are there.
+pub(super) const RESPITE: Duration = Duration::from_millis(100);
+
 /// A reactor's share of the access to a replica.
 pub(super) enum Access {
     /// These connections.
@@ -54,6 +57,8 @@ pub(super) struct Backend {
     pub away_until: Duration,
     /// Since when there are the present connections, or were the last ones.
     pub since: Duration,
+    /// From then to the next ones, at least.
+    pub respite: Duration,
     /// It has answered something on them.
     pub heard: bool,
     /// Number of the ping that was sent and not answered.
@@ -79,6 +84,7 @@ impl Backend {
             away: None,
             away_until: now,
             since: now,
+            respite: RESPITE,
             // Before there is any other connection, it has answered a hello and calls.
             heard: true,
             pinged: None,

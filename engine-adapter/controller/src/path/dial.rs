@@ -17,6 +17,8 @@ const ANSWER_MAX_BYTES: u32 = 1024;
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// From one look to the next, whether a replica can be reached, or has ended what came on older connections.
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long connections must be refused until that proves that nobody listens: a firewall may do it for a moment.
+const PROOF: Duration = Duration::from_secs(1);
 
 /// Where the data of a replica is.
 #[derive(Debug, Clone)]
@@ -122,12 +124,15 @@ pub(super) fn again(
     lane: Lane,
 ) -> Result<Vec<DataLink>, String> {
     let mut left = window;
+    let mut refused = Refused::default();
     while !left.is_zero() {
         let begun = Instant::now();
         match dial(address, connections, left.min(ATTEMPT), |_| lane) {
             Ok(Dialled { links, standing: Some(Standing::Ready), .. }) => return Ok(links),
             Ok(_) => return Err("and the replica has ended or was closed since".to_owned()),
-            Err(error) if is_gone(&error) => return Err(format!("and {error}")),
+            Err(error) if refused.is_proof(address, error.kind(), begun) => {
+                return Err(format!("and {error}"));
+            }
             Err(_) => thread::sleep(PAUSE.min(left)),
         }
         left = left.saturating_sub(begun.elapsed().min(ATTEMPT + PAUSE));
@@ -135,9 +140,24 @@ pub(super) fn again(
     Err(format!("and there was no other within {window:?}"))
 }
 
-/// Whether nobody listens there: a replica whose process has ended comes back as another one.
-fn is_gone(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+/// Since when a replica's address refuses connections.
+#[derive(Default)]
+struct Refused(Option<Instant>);
+
+impl Refused {
+    /// Whether nobody listens there, after this error at this moment: a replica whose process has ended comes back as
+    /// another one. On this machine a refusal proves it at once; elsewhere a firewall may refuse as well, for a moment.
+    fn is_proof(&mut self, address: &Listen, error: io::ErrorKind, now: Instant) -> bool {
+        if !matches!(error, io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) {
+            self.0 = None;
+            return false;
+        }
+        let here = match address {
+            Listen::Unix(_) => true,
+            Listen::Tcp(host, _) => host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()),
+        };
+        here || now.saturating_duration_since(*self.0.get_or_insert(now)) >= PROOF
+    }
 }
 
 /// The time until then.
@@ -259,6 +279,24 @@ mod tests {
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
         let none = connect_any(&[], Instant::now() + minutes, |_, _| Ok(()));
         assert_eq!(none.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    /// Found by review: a firewall that rejected for a moment cost the replica.
+    #[test]
+    fn one_refusal_proves_nothing_of_another_machine() {
+        let (gone, other) = (io::ErrorKind::ConnectionRefused, io::ErrorKind::TimedOut);
+        let now = Instant::now();
+        let there = Listen::Tcp("192.0.2.1".into(), 1);
+        let mut refused = Refused::default();
+        assert!(!refused.is_proof(&there, gone, now));
+        assert!(!refused.is_proof(&there, gone, now + PROOF / 2));
+        assert!(!refused.is_proof(&there, other, now + PROOF));
+        assert!(!refused.is_proof(&there, gone, now + PROOF));
+        assert!(refused.is_proof(&there, gone, now + 2 * PROOF));
+        // Nothing is in between here.
+        for here in [Listen::Unix("/run/a".into()), Listen::Tcp("127.0.0.1".into(), 1)] {
+            assert!(Refused::default().is_proof(&here, gone, now));
+        }
     }
 
     /// Each byte comes in time; all of the answer would take seconds.

@@ -58,7 +58,7 @@ fn frail(broken: &[usize]) -> (Arc<Sim>, Arc<Controller>) {
     let (sim, controller) = volume(2, 2);
     {
         let mut world = sim.world();
-        world.frail = true;
+        world.frail = Some(0);
         for replica in broken {
             world.replicas[*replica].blemished = true;
             world.links_to(*replica).into_iter().for_each(|link| world.break_link(link, 0));
@@ -112,6 +112,54 @@ fn connections_that_carry_nothing_cost_the_replica() {
         assert!((10..500).contains(&reconnects), "{reconnects}");
         nothing_violated(&sim);
     }
+}
+
+/// Found by review: ten times a second, for ever.
+#[test]
+fn connections_that_break_when_they_have_answered_are_made_more_seldom() {
+    let (sim, controller) = frail(&[1]);
+    sim.world().frail = Some(20 * MS);
+    let lanes = sim.world().path.lanes() as u64;
+    let made_in = |time: u64| {
+        let before = sim.world().reconnects;
+        sim.run_for(time);
+        (sim.world().reconnects - before) / lanes
+    };
+    made_in(20_000 * MS);
+    let made = made_in(60_000 * MS);
+    assert!((20..=120).contains(&made), "{made} in a minute");
+    // When they have lasted for some time, the next ones are there at once.
+    sim.world().frail = None;
+    sim.run_for(30_000 * MS);
+    {
+        let mut world = sim.world();
+        world.links_to(1).into_iter().for_each(|link| world.break_link(link, 0));
+    }
+    assert_eq!(made_in(800 * MS), 1);
+    assert_eq!(modes(&controller), [Mode::Rw; 2]);
+    nothing_violated(&sim);
+}
+
+/// Found by review: the replica was lost, as it let nobody back before its flush had ended.
+#[test]
+fn a_flush_outlives_its_connection() {
+    let (sim, controller) = volume(2, 2);
+    {
+        let mut world = sim.world();
+        world.flushing = 10_000 * MS;
+        world.ask(0, Kind::Flush, 0, 0);
+    }
+    sim.run_for(1000 * MS);
+    {
+        let mut world = sim.world();
+        world.links_to(1).into_iter().for_each(|link| world.break_link(link, 0));
+        world.ask(0, Kind::Write, 0, SECTORS);
+    }
+    sim.run_for(5000 * MS);
+    assert_eq!((answered(&sim), modes(&controller)), ((1, 0), vec![Mode::Rw; 2]));
+    sim.run_for(10_000 * MS);
+    assert_eq!((answered(&sim), modes(&controller)), ((2, 0), vec![Mode::Rw; 2]));
+    nothing_violated(&sim);
 }
 
 #[test]

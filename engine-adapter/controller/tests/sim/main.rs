@@ -3,6 +3,7 @@
 //! everything that can go wrong. `docs/testing.md` says how to use it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod beside;
 mod client;
 mod connections;
 mod device;

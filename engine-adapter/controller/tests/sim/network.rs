@@ -46,7 +46,7 @@ pub struct Link {
     /// Who has it, and how often it was made anew; nobody if it is not.
     client: Option<u64>,
     epoch: u32,
-    /// Requests that the replica has in hand.
+    /// Requests that the replica has in hand; but flushes, which change nothing and may run on beside newer connections.
     serving: usize,
     /// Of the replica's process.
     session: u64,
@@ -114,7 +114,7 @@ impl World {
             let faults = self.weather.faults_ms > 0;
             let delay = redial.respite.as_micros() as u64;
             let delay = delay
-                + match self.random.u32(if self.frail { 6..20 } else { 0..20 }) {
+                + match self.random.u32(if self.frail.is_some() { 6..20 } else { 0..20 }) {
                     0 if faults => self.random.u64(4000 * MS..9000 * MS),
                     1..=5 => self.random.u64(10 * MS..2000 * MS),
                     _ => self.latency(),
@@ -171,11 +171,10 @@ impl World {
         self.note(format!("{redial:?}: r{replica} is there, open {open}"));
         self.reconnects += 1;
         let links: Vec<_> = (0..redial.count).map(|_| self.link(new.clone())).collect();
-        if self.frail {
-            // Nothing gets through on them.
+        if let Some(lasts) = self.frail {
             for link in &links {
-                self.links.entry(*link).and_modify(|link| link.cut = true);
-                self.after(MS, Event::Broken { link: *link });
+                self.links.entry(*link).and_modify(|link| link.cut = lasts == 0);
+                self.after(lasts.max(MS), Event::Broken { link: *link });
             }
         }
         redial.answer(Ok(links));
@@ -260,6 +259,8 @@ impl World {
             // Pings are answered before.
             let poisoned = self.poison && header.kind() == Some(Type::Read);
             let delay = if poisoned { 20 * MS } else { delay };
+            let flushes = header.kind() == Some(Type::Flush);
+            let delay = if flushes { delay + self.flushing } else { delay };
             self.serve_in(delay, number, header, payload);
         }
     }
@@ -267,7 +268,7 @@ impl World {
     /// A replica is to carry a request out, after so long.
     fn serve_in(&mut self, delay: u64, number: u64, header: Header, payload: Vec<u8>) {
         if let Some(link) = self.links.get_mut(&number) {
-            link.serving += 1;
+            link.serving += usize::from(header.kind() != Some(Type::Flush));
         }
         self.after(delay, Event::Serve { link: number, header, payload });
     }
@@ -275,7 +276,7 @@ impl World {
     /// A replica carries a request out.
     pub fn serve(&mut self, number: u64, header: Header, payload: Vec<u8>) {
         if let Some(link) = self.links.get_mut(&number) {
-            link.serving -= 1;
+            link.serving -= usize::from(header.kind() != Some(Type::Flush));
         }
         match self.wait(number) {
             None => return,

@@ -87,8 +87,10 @@ pub struct World {
     pub old: u32,
     /// Nobody can be.
     pub dark: bool,
-    /// They can be, but connections break again at once.
-    pub frail: bool,
+    /// They can be, but connections break again after so long; without having carried anything if that is 0.
+    pub frail: Option<u64>,
+    /// How long a flush takes.
+    pub flushing: u64,
     /// A connection breaks when a replica is to read.
     pub poison: bool,
     pub client: Client,
@@ -133,7 +135,8 @@ impl World {
             reconnects: 0,
             old: 5,
             dark: false,
-            frail: false,
+            frail: None,
+            flushing: 0,
             poison: false,
             client: Client::default(),
             weather,

@@ -43,6 +43,7 @@ fn nothing_of_a_former_connection_runs_when_the_next_may_be_used() {
             // As long as this is held, nothing is unmapped.
             let _held = replica.events.delay.lock().unwrap();
             old[0].send(Header::new(Type::Unmap, number(1, 1), 4096, 4096), &[]);
+            old[0].send(Header::new(Type::Flush, number(1, 3), 0, 0), &[]);
             let late = write(Type::Write, number(1, 2), 8192).encode();
             old[1].stream.write_all(&[&late[..], &[9; 2000]].concat()).unwrap();
             let unmapping = &replica.events.unmapping;
@@ -69,6 +70,38 @@ fn nothing_of_a_former_connection_runs_when_the_next_may_be_used() {
         assert_eq!(counted(&replica), before + 1);
         // One that was on its way for too long.
         assert_eq!(hello(&mut replica.raw(), 0), Some(Standing::Unknown));
+        drop(new);
+        replica.finish();
+    }
+}
+
+/// Found by review: nobody was let back before it had ended, for which no controller waits. It changes nothing.
+#[test]
+fn a_flush_keeps_nobody_from_coming_back() {
+    for driver in DRIVERS {
+        let Some(replica) = Setup::with_driver(driver).start() else { continue };
+        let mut old = replica.raw();
+        assert_eq!(hello(&mut old, 0), Some(Standing::Ready));
+        old.ask(write(Type::Write, number(1, 0), 8192), &[1; 4096]);
+        let commits = &replica.events.commits;
+        let before = commits.load(Ordering::SeqCst);
+        let mut new = replica.raw();
+        {
+            // As long as this is held, nothing is committed.
+            let _held = replica.events.delay.lock().unwrap();
+            old.send(Header::new(Type::Flush, number(1, 1), 0, 0), &[]);
+            eventually("it is carried out", || commits.load(Ordering::SeqCst) > before);
+            eventually("the next is let in", || hello(&mut new, 1) == Some(Standing::Ready));
+            assert!(old.is_closed());
+            new.ask(write(Type::Write, number(1, 2), 4096), &[2; 4096]);
+            new.send(Header::new(Type::Flush, number(2, 1), 0, 0), &[]);
+            let (_, data) = new.ask(Header::new(Type::Read, 5, 8192, 4096), &[]);
+            assert!(data == [1; 4096]);
+        }
+        // The one that ran says nothing of what was written since.
+        let (reply, _) = new.receive();
+        assert_eq!((reply.kind(), reply.sequence), (Some(Type::Response), number(2, 1)));
+        assert!(commits.load(Ordering::SeqCst) > before + 1);
         drop(new);
         replica.finish();
     }

@@ -169,7 +169,8 @@ pub struct OurControllerArgs {
     #[arg(long, value_name = "[HOST:]PORT")]
     #[arg(env = "DBS_CONTROLLER_WEB")]
     pub web: Option<WebAddress>,
-    /// File with the token of the web page. If it is not there it is made, with mode 0600
+    /// File with the token of the web page: without one, --web is refused, since a log would have to tell it. If the file
+    /// is not there it is made, with mode 0600
     #[arg(long, value_name = "FILE")]
     #[arg(env = "DBS_CONTROLLER_WEB_TOKEN")]
     pub web_token: Option<PathBuf>,

@@ -17,7 +17,7 @@
 //! A client whose connection broke may make another one and send again what was not answered, if its first hello
 //! named the [`Lane`] that the connection belongs to, and was answered with a [`Standing`]. Each time that a lane
 //! breaks it has the next *epoch*. The answer is [`Standing::Ready`] once the connections of earlier epochs are over and their
-//! requests have ended. Changes are sent again as [`Type::WriteAgain`] and [`Type::UnmapAgain`], with the
+//! requests have ended, but flushes. Changes are sent again as [`Type::WriteAgain`] and [`Type::UnmapAgain`], with the
 //! sequence number that they had: one that was done is answered, and not done again. For that, the replica
 //! remembers the last change done in each *place*, the lower [`PLACE_BITS`] of a sequence number. So a client
 //! uses a place again only when the request in it has ended on all replicas, and never gives two changes in a row

@@ -173,7 +173,7 @@ impl Known {
 impl Rebuild {
     fn document(&self) -> Value {
         let (then, from) = self.begun;
-        let left = left(self.status.progress - from, self.status.progress, then.elapsed());
+        let left = left(from, self.status.progress, then.elapsed());
         let rate = left.map(|(percent, _)| (percent / 100.0 * self.total as f64) as u64);
         json!({
             "state": self.status.state,
@@ -186,12 +186,14 @@ impl Rebuild {
     }
 }
 
-/// Percent in a second, and seconds that are left, of what came so far in some time; `None` before anything came.
-fn left(came: i32, progress: i32, over: Duration) -> Option<(f64, u64)> {
+/// Percent in a second, and seconds that are left, when a rebuild came from one percentage to another in some time;
+/// `None` before anything came. A replica may say any number.
+fn left(from: i32, to: i32, over: Duration) -> Option<(f64, u64)> {
+    let [from, to] = [from, to].map(f64::from);
     let seconds = over.as_secs_f64();
-    let percent = f64::from(came) / seconds;
-    let is_known = came > 0 && seconds > 0.0;
-    is_known.then(|| (percent, (f64::from(100 - progress).max(0.0) / percent).ceil() as u64))
+    let percent = (to - from) / seconds;
+    let is_known = to > from && seconds > 0.0;
+    is_known.then(|| (percent, ((100.0 - to).max(0.0) / percent).ceil() as u64))
 }
 
 /// Bytes that a replica's layers take, without what is below them.
@@ -206,10 +208,19 @@ mod tests {
 
     #[test]
     fn the_time_left_comes_of_what_came_so_far() {
-        assert_eq!(left(0, 40, Duration::from_secs(9)), None);
-        assert_eq!(left(5, 40, Duration::ZERO), None);
+        assert_eq!(left(40, 40, Duration::from_secs(9)), None);
+        assert_eq!(left(35, 40, Duration::ZERO), None);
         assert_eq!(left(20, 40, Duration::from_secs(10)), Some((2.0, 30)));
         assert_eq!(left(50, 100, Duration::from_secs(10)), Some((5.0, 0)));
+    }
+
+    /// Found by review: a replica that said nonsense ended the page's answer.
+    #[test]
+    fn a_replica_may_say_any_progress() {
+        let second = Duration::from_secs(1);
+        assert_eq!(left(i32::MIN, i32::MAX, second), Some((f64::from(u32::MAX), 0)));
+        assert_eq!(left(i32::MAX, i32::MIN, second), None);
+        assert!(left(i32::MIN, -1, second).is_some_and(|(_, seconds)| seconds == 1));
     }
 
     #[test]
