@@ -91,6 +91,16 @@ impl Restoration<'_> {
         self.volume.size.max(self.end())
     }
 
+    /// Whether an earlier backup has blocks at places where this one has none.
+    #[must_use]
+    pub fn lacks(&self, base: &BackupConfig) -> bool {
+        let mut ours = self.backup.blocks.iter().map(|block| block.offset).peekable();
+        base.blocks.iter().any(|block| {
+            while ours.next_if(|at| *at < block.offset).is_some() {}
+            ours.peek() != Some(&block.offset)
+        })
+    }
+
     fn end(&self) -> u64 {
         self.backup.end(self.block_size)
     }
