@@ -119,8 +119,6 @@ impl Plan {
     /// engine does; if they name none, the backup holds what the image has, too, and can be restored without it.
     fn on_image(&mut self) {
         let options = &mut self.options;
-        // What is zeros in the volume may be something else in the image.
-        options.keep_zeros = true;
         if options.backing_image_name.is_empty()
             // What is wrong there, `create` says.
             && let Ok(store) = place::open(&self.url, &self.credential)
@@ -129,6 +127,8 @@ impl Plan {
             options.backing_image_name = volume.backing_image_name;
             options.backing_image_checksum = volume.backing_image_checksum;
         }
+        // What is zeros in the volume may be something else in the image.
+        options.keep_zeros = !options.backing_image_name.is_empty();
     }
 }
 
