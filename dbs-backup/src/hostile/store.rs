@@ -52,17 +52,19 @@ pub(super) fn longhorn(edits: &Edits<'_>) -> Parts {
     parts.into_iter().enumerate().map(edit).collect()
 }
 
-/// Does everything with it. Whatever comes of it, what is restored or read is what its name says.
-pub(super) fn exercise(parts: Parts, is_repository: bool) {
+/// Does everything with it. Whatever comes of it, what is restored or read is what its name says. Returns how many restores
+/// succeeded.
+pub(super) fn exercise(parts: Parts, is_repository: bool) -> usize {
     let objects: Arc<dyn Objects> = Arc::new(Memory::new(parts));
-    let Ok(url) = Url::parse("vfs:///x") else { return };
+    let Ok(url) = Url::parse("vfs:///x") else { return 0 };
     let open = || {
         let store = BackupStore::on(&url, Arc::clone(&objects)).without_waiting();
         if is_repository { store.with_repository(None).ok() } else { Some(store) }
     };
-    let (Some(store), Some(reading)) = (open(), open()) else { return };
+    let (Some(store), Some(reading)) = (open(), open()) else { return 0 };
     let options = ReadOptions { cache: 1 << 20, parallel: 1, lock: false, patience: None };
-    let Ok(reader) = Reader::start(reading, options) else { return };
+    let Ok(reader) = Reader::start(reading, options) else { return 0 };
+    let mut restored = 0;
     let volumes = store.volumes().unwrap_or_default();
     let _ = store.volume_infos();
     for volume in volumes.iter().take(MOST) {
@@ -74,7 +76,7 @@ pub(super) fn exercise(parts: Parts, is_repository: bool) {
             for content in [false, true] {
                 let _ = store.verify(volume, backup, content, &mut work(&mut |_, _| true));
             }
-            restore(&store, volume, backup);
+            restored += restore(&store, volume, backup);
             read(&reader, volume, backup);
         }
         let held = backups.first().and_then(|one| store.hold(volume, one, "nobody").ok());
@@ -87,15 +89,17 @@ pub(super) fn exercise(parts: Parts, is_repository: bool) {
         }
         let _ = store.remove_volume(volume, &mut work(&mut |_, _| true));
     }
+    restored
 }
 
 fn work(progress: &mut dyn FnMut(u64, u64) -> bool) -> Work<'_> {
     Work { workers: 1, ..Work::new(progress) }
 }
 
-fn restore(store: &BackupStore, volume: &str, backup: &str) {
+fn restore(store: &BackupStore, volume: &str, backup: &str) -> usize {
+    let mut restored = 0;
     for onto in [Onto::Empty, Onto::Anything] {
-        let Ok(restoration) = store.restore(volume, backup) else { return };
+        let Ok(restoration) = store.restore(volume, backup) else { break };
         let before = if onto == Onto::Empty { 0 } else { 5 };
         let disk = Disk(Mutex::new(vec![before; DISK as usize]));
         if restoration.run(&disk, onto, &mut work(&mut |_, _| true)).is_err() {
@@ -112,7 +116,9 @@ fn restore(store: &BackupStore, volume: &str, backup: &str) {
             content[at..at + size].fill(0);
         }
         assert!(content.iter().all(|byte| *byte == 0), "{backup} of {volume}: what no block has");
+        restored += 1;
     }
+    restored
 }
 
 fn read(reader: &Reader, volume: &str, backup: &str) {
