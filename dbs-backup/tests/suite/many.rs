@@ -60,8 +60,8 @@ impl Source for Versions {
             Some(base) => base.snapshot_name[1..].parse().unwrap(),
             None => 0,
         };
-        for part in 0..PARTS {
-            if before == 0 || self.0[before - 1][part] != newest[part] {
+        for (part, version) in newest.iter().enumerate() {
+            if before == 0 || self.0[before - 1][part] != *version {
                 found(part as u64 * PART..(part as u64 + 1) * PART)?;
             }
         }
@@ -78,7 +78,7 @@ fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
 
 /// By hand, as it takes minutes: with `--ignored --nocapture`.
 #[test]
-#[ignore]
+#[ignore = "takes minutes"]
 fn five_hundred_backups_of_one_volume() {
     for repository in [false, true] {
         let place = tempfile::tempdir().unwrap();
