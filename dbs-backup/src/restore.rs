@@ -5,12 +5,14 @@ use crate::codec::{self, Method};
 use crate::config::{BackupConfig, Block, VolumeConfig};
 use crate::lock::Lock;
 use crate::names::{self, BlockName};
+use crate::objects::is_verdict;
 use crate::pool::{self, Rate, Work};
 use crate::store::BackupStore;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 
 /// What is written at once, or is not if it is zeros.
 const PART: usize = 4096;
@@ -47,7 +49,15 @@ pub struct Restoration<'a> {
     backup: BackupConfig,
     block_size: u64,
     method: Method,
+    /// What could not be read, if the restore goes on past that: how many blocks, and the first one.
+    past: Option<Mutex<Bad>>,
     _lock: Option<Lock>,
+}
+
+#[derive(Default)]
+struct Bad {
+    count: u64,
+    first: Option<Error>,
 }
 
 enum Job {
@@ -68,11 +78,27 @@ impl BackupStore {
         let config = self.volume_to_restore(volume, Some(backup))?;
         let backup = self.complete_backup(volume, backup)?;
         let (block_size, method) = (backup.block_size()?, backup.method()?);
-        Ok(Restoration { store: self, volume: config, backup, block_size, method, _lock: lock })
+        let past = None;
+        Ok(Restoration {
+            store: self,
+            volume: config,
+            backup,
+            block_size,
+            method,
+            past,
+            _lock: lock,
+        })
     }
 }
 
 impl Restoration<'_> {
+    /// Has it go on past blocks that are damaged or missing. At the end they are an error all the same.
+    #[must_use]
+    pub fn past_damage(mut self) -> Self {
+        self.past = Some(Mutex::default());
+        self
+    }
+
     /// The facts of the backup.
     #[must_use]
     pub fn backup(&self) -> &BackupConfig {
@@ -89,6 +115,16 @@ impl Restoration<'_> {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.volume.size.max(self.end())
+    }
+
+    /// Whether an earlier backup has blocks at places where this one has none.
+    #[must_use]
+    pub fn lacks(&self, base: &BackupConfig) -> bool {
+        let mut ours = self.backup.blocks.iter().map(|block| block.offset).peekable();
+        base.blocks.iter().any(|block| {
+            while ours.next_if(|at| *at < block.offset).is_some() {}
+            ours.peek() != Some(&block.offset)
+        })
     }
 
     fn end(&self) -> u64 {
@@ -134,7 +170,7 @@ impl Restoration<'_> {
             work.workers,
             stop,
             jobs.into_iter(),
-            |job| self.carry_out(&job, target, onto, &rate),
+            |job| self.carry_out_past(&job, target, onto, &rate),
             |done: Option<Restored>| {
                 if let Some(done) = done {
                     all.length += done.length;
@@ -145,7 +181,50 @@ impl Restoration<'_> {
             },
         )?;
         target.flush()?;
+        self.check_bad()?;
         Ok(all)
+    }
+
+    /// What was gone past.
+    fn check_bad(&self) -> Result<()> {
+        let Some(past) = &self.past else { return Ok(()) };
+        let bad = std::mem::take(&mut *past.lock().unwrap_or_else(PoisonError::into_inner));
+        let Some(first) = bad.first else { return Ok(()) };
+        Err(match bad.count {
+            1 => first.context("all but one block was restored"),
+            count => first.context(format!("all but {count} blocks were restored; the first")),
+        })
+    }
+
+    /// As [`Restoration::carry_out`], and past what is damaged, if that is wanted: then block by block.
+    fn carry_out_past(
+        &self,
+        job: &Job,
+        target: &impl Target,
+        onto: Onto<'_>,
+        rate: &Rate<'_>,
+    ) -> Result<Restored> {
+        let failed = match self.carry_out(job, target, onto, rate) {
+            Err(error) if is_verdict(error.kind()) => error,
+            done => return done,
+        };
+        let (Some(past), Job::Write(blocks)) = (&self.past, job) else { return Err(failed) };
+        let mut all = Restored::default();
+        for block in blocks {
+            match self.carry_out(&Job::Write(vec![*block]), target, onto, rate) {
+                Ok(done) => {
+                    all.data += done.data;
+                    all.downloaded += done.downloaded;
+                }
+                Err(error) if is_verdict(error.kind()) => {
+                    let mut bad = past.lock().unwrap_or_else(PoisonError::into_inner);
+                    bad.count += 1;
+                    bad.first.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Restored { length: job.length(self.block_size), ..all })
     }
 
     /// All blocks, and zeros between them, up to `end`.

@@ -9,7 +9,7 @@ use dbs_backup::url::Url;
 use dbs_client::remote::fill_usage;
 use dbs_core::store::is_same_place;
 use dbs_core::{Backing, Error, IoDriver, OpenOptions, Result, Secret, Store};
-use dbs_volume_backup::lazy::{BackupFile, resting};
+use dbs_volume_backup::lazy::{BackupFile, late};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -96,20 +96,16 @@ impl Context {
         &self.backing_backups
     }
 
-    /// Gives an idle store the backups that volumes of it rest on, for as long as the command runs. One that cannot be
-    /// opened is told, as a file is.
+    /// Gives an idle store the backups that volumes of it rest on, for as long as the command runs. A backup store is asked when
+    /// something is read of it.
     pub fn attach_backups(&self, store: &Store) {
+        let among = self.backing_backups.len();
         for url in &self.backing_backups {
-            // No backup store is asked for what nobody needs.
-            if resting(store, url).is_empty() {
-                continue;
-            }
-            match open(url).and_then(|backups| BackupFile::open(url, backups)) {
-                Ok(file) => {
-                    let attached = store.attach_backing(Arc::new(file));
-                    self.attached.lock().unwrap_or_else(PoisonError::into_inner).push(attached);
-                }
-                Err(error) => output::warn(&error.context(url).to_string()),
+            let place = url.clone();
+            let open = move || BackupFile::open(&place, open(&place)?, among);
+            if let Some(file) = late(store, url, open) {
+                let attached = store.attach_backing(file);
+                self.attached.lock().unwrap_or_else(PoisonError::into_inner).push(attached);
             }
         }
     }

@@ -252,8 +252,19 @@ fn number(bytes: &[u8], at: usize) -> u32 {
 
 /// A pack: the blobs behind its header, and what is behind them.
 pub(super) fn end_pack(sealer: &Sealer, entries: &[Entry], pack: &mut Vec<u8>) {
+    end_pack_with(sealer, entries, pack, |_| ());
+}
+
+/// As [`end_pack`], with something done to the footer before it is sealed: for the fuzzer.
+pub(super) fn end_pack_with(
+    sealer: &Sealer,
+    entries: &[Entry],
+    pack: &mut Vec<u8>,
+    edit: impl FnOnce(&mut Vec<u8>),
+) {
     let mut footer = Vec::with_capacity(entries.len() * ENTRY);
     entries.iter().for_each(|entry| entry.encode(&mut footer));
+    edit(&mut footer);
     sealer.seal(FOOTER, &footer, pack);
     pack.extend_from_slice(&((footer.len() + TAG) as u32).to_le_bytes());
     pack.extend_from_slice(&[0; 4]);

@@ -2,6 +2,8 @@
 //! objects, perhaps encrypted.
 
 mod format;
+#[cfg(feature = "testing")]
+pub(crate) mod hostile;
 mod init;
 mod keys;
 mod manifests;

@@ -119,3 +119,54 @@ fn what_is_held_before_a_deletion_has_its_lock_stays() {
     assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
     assert_eq!(store.backups(VOLUME).unwrap().len(), 2);
 }
+
+/// A hold, and its end, that fail or are cut off at each of their calls: what is there is whole, and can be let go.
+#[test]
+fn a_hold_and_its_end_at_every_call() {
+    let snapshots = volume(3, 4);
+    let content = snapshots.get("one").content().to_vec();
+    let end = |store: &BackupStore, held: &str| {
+        store.let_go(VOLUME, held, &mut Work::new(&mut |_, _| true)).map(drop)
+    };
+    for (repository, ends) in [(false, false), (false, true), (true, false), (true, true)] {
+        for fault in [Fault::Fail, Fault::Cut, Fault::CutAfter, Fault::Lost] {
+            for call in 0.. {
+                let case = format!("repository: {repository}, ends: {ends}, {fault:?} {call}");
+                let objects = Arc::new(Memory::default());
+                let store = open(&objects, repository);
+                create(&store, "backup-1", &snapshots.get("one")).unwrap();
+                let first = ends.then(|| store.hold(VOLUME, "backup-1", "a volume").unwrap());
+                // A new process.
+                let store = open(&objects, repository);
+                let before = objects.calls();
+                objects.set_fault(Some((call, fault)));
+                let outcome = match &first {
+                    Some(held) => end(&store, held),
+                    None => store.hold(VOLUME, "backup-1", "a volume").map(drop),
+                };
+                let calls = objects.calls() - before;
+                objects.set_fault(None);
+                objects.age();
+                let store = open(&objects, repository);
+                assert!(remove(&store, "backup-1").expect(&case).found, "{case}");
+                let held = store.backups(VOLUME).unwrap_or_default();
+                assert!(held.len() <= 1, "{case}: {held:?}");
+                if outcome.is_ok() {
+                    assert_eq!(held.is_empty(), ends, "{case}");
+                }
+                for held in &held {
+                    let disk = Disk::new(vec![0; content.len()]);
+                    restore(&store, held, &disk, Onto::Empty).expect(&case);
+                    assert!(disk.content() == content, "{case}");
+                    end(&store, held).expect(&case);
+                }
+                assert!(store.backups(VOLUME).unwrap_or_default().is_empty(), "{case}");
+                if calls <= call {
+                    outcome.expect(&case);
+                    assert!(call > 2, "it makes calls");
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -94,6 +94,43 @@ fn damaged_blocks_are_never_restored() {
     }
 }
 
+/// Where that is wanted, they hold up no others, and are an error at the end.
+#[test]
+fn a_restore_goes_past_what_is_damaged() {
+    let volume = volume(12, 9);
+    let content = volume.get("one").content();
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    let blocks = store.backup(VOLUME, "backup-1").unwrap().blocks;
+    let bad = [blocks[0], blocks[4]];
+    objects.edit(&bad[0].name.to_string(), |content| content.truncate(3));
+    for count in [1, 2] {
+        for onto in [Onto::Empty, Onto::Anything] {
+            let before = if onto == Onto::Empty { 0 } else { 9 };
+            let disk = Disk::new(vec![before; content.len()]);
+            let restoration = store.restore(VOLUME, "backup-1").unwrap().past_damage();
+            let error = restoration
+                .run(&disk, onto, &mut Work { workers: 1, ..Work::new(&mut |_, _| true) })
+                .unwrap_err();
+            let text = error.to_string();
+            assert!(is_damage(error.kind()) && text.contains(&bad[0].name.to_string()), "{text}");
+            assert_eq!(text.contains("all but 2 blocks"), count == 2, "{text}");
+            let mut expected = content.to_vec();
+            for block in &bad[..count] {
+                let end = expected.len().min((block.offset + BLOCK) as usize);
+                expected[block.offset as usize..end].fill(before);
+            }
+            assert!(disk.content() == expected, "{count} {onto:?}");
+        }
+        objects.delete(&bad[1].name.to_string());
+    }
+}
+
+fn is_damage(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Corrupt | ErrorKind::NotFound)
+}
+
 /// A backup whose facts cannot be read can be deleted, and stops the collection until it is.
 #[test]
 fn corrupt_facts_are_deleted() {

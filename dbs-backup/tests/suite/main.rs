@@ -6,6 +6,7 @@ mod cut;
 mod foreign;
 mod hold;
 mod hostile;
+mod many;
 mod others;
 mod read;
 mod repository;

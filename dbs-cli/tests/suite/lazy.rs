@@ -298,11 +298,9 @@ fn a_volume_that_is_deleted_meanwhile_leaves_nothing() {
     let served = sample.serve(SLOW);
     sample.wait("no second volume", |s| volumes(s) == 2);
     sample.dbs("volume delete v").ok("delete");
-    assert_eq!(served.stop().0, Some(0));
-    assert_eq!((volumes(&sample), sample.held_backups().len()), (1, 1));
-    let served = sample.serve("");
+    // At its rate it would take hours to bring the rest.
     sample.wait("something is left", |s| volumes(s) == 0 && s.held_backups().is_empty());
-    served.stop();
+    assert_eq!(served.stop().0, Some(0));
     // Whoever goes on naming the backup is told, and served.
     let (_, log) = sample.serve("").stop();
     assert!(log.contains("no volume rests on it"), "{log}");
@@ -347,6 +345,84 @@ fn a_backup_store_that_is_away_or_damaged_costs_errors_and_nothing_else() {
     let (_, log) = served.stop();
     let told = log.lines().any(|line| line.contains("restore") && line.contains("held-"));
     assert!(told, "{log}");
+}
+
+/// Who reads nothing of the backup does not ask its store.
+#[test]
+fn commands_on_the_idle_store_open_the_backup_when_they_read_it() {
+    let sample = Sample::new(false);
+    let (there, away) = (sample.place.path("backups"), sample.place.path("away"));
+    fs::rename(&there, &away).unwrap();
+    for command in ["volume list", "snapshot create v@one", "volume clone v@one w", "check"] {
+        let done = sample.dbs(&format!("--backing-backup HELD {command}"));
+        assert_eq!((done.code, &*done.stderr), (0, ""), "{command}");
+    }
+    let refused = sample.dbs("--backing-backup HELD volume export v out");
+    assert_ne!(refused.code, 0);
+    assert!(refused.stderr.contains("reading the backing file"), "{}", refused.stderr);
+    fs::rename(&away, &there).unwrap();
+    assert!(sample.exported("--backing-backup HELD") == sample.content);
+    // A damaged block holds up no others.
+    let block = files(&there, "blk").into_iter().next().unwrap();
+    let good = fs::read(&block).unwrap();
+    fs::write(&block, &good[..good.len() / 2]).unwrap();
+    let damaged = sample.backup("restore --resume HELD");
+    assert_eq!(damaged.code, 4, "{}", damaged.stderr);
+    assert!(damaged.stderr.contains("all but one block"), "{}", damaged.stderr);
+    fs::write(&block, good).unwrap();
+    // Another one of that name, which somebody has put there: two of its blocks have changed places.
+    let held = sample.held.split("backup=").nth(1).unwrap().split('&').next().unwrap();
+    let facts = files(&there, "cfg").into_iter().find(|path| path.to_string_lossy().contains(held));
+    let facts = facts.unwrap();
+    let text = fs::read_to_string(&facts).unwrap();
+    let names: Vec<_> =
+        text.split("\"BlockChecksum\":\"").skip(1).map(|name| name[..64].to_owned()).collect();
+    let [one, other, ..] = &names[..] else { panic!("{text}") };
+    fs::write(&facts, text.replace(one, "X").replace(other, one).replace('X', other)).unwrap();
+    let refused = sample.dbs("--backing-backup HELD volume export v out --force");
+    assert_ne!(refused.code, 0);
+    assert!(
+        refused.stderr.contains("not the backup that the volume rests on"),
+        "{}",
+        refused.stderr
+    );
+    assert_ne!(sample.backup("restore --resume HELD").code, 0, "nor is it brought");
+}
+
+/// What room is left is for clients.
+#[test]
+fn a_store_without_room_is_not_filled() {
+    let sample = Sample::new(true);
+    let store = Store::open(&sample.place.store(), &OpenOptions::default()).unwrap();
+    store.create_volume("filler", store.info().free).unwrap();
+    let volume = store.volume("filler").unwrap();
+    let kept = store.info().extents_total / 16 * store.info().extent_size;
+    let filling = noise(2, 1 << 20);
+    for at in (0..).step_by(filling.len()) {
+        if store.info().free < kept {
+            break;
+        }
+        volume.write_at(at, &filling, false).unwrap();
+    }
+    drop(volume);
+    let free = store.info().free;
+    store.close().unwrap();
+    // Its chunks but for the two that are zeros.
+    let made = sample.backup("restore --lazy URL?volume=vol&backup=backup-1 w").ok("lazy");
+    assert_eq!(made.stderr.contains("will not stand alone"), free < 9 << 20, "{}", made.stderr);
+    let served = sample.serve("");
+    assert!(sample.shown() == sample.content);
+    let told = |s: &Sample| {
+        let volumes = s.dbs("volume list").ok("list").json();
+        volumes.as_array().unwrap().iter().any(|v| v["name"].as_str().unwrap().starts_with("held"))
+    };
+    sample.wait("nothing was tried", told);
+    assert!(!sample.dbs("volume show v").ok("show").json()["backing"].is_null());
+    sample.dbs("volume delete filler").ok("delete");
+    let is_alone = |s: &Sample| s.dbs("volume show v").ok("show").json()["backing"].is_null();
+    sample.wait("it does not stand alone", is_alone);
+    let (_, log) = served.stop();
+    assert!(log.contains("is kept for clients"), "{log}");
 }
 
 /// All files in a folder, and below, whose names end like this.

@@ -15,43 +15,73 @@ use dbs_core::info::{Labels, VolumeInfo};
 use dbs_core::units::SECTOR_BYTES;
 use dbs_core::{Backing, Error, ErrorKind, Result, Store};
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How identities of backups begin.
 const KIND: &str = "backup ";
-/// Bytes of blocks that are kept in memory: what was read once and is needed again soon.
-const CACHE: u64 = 64 << 20;
+/// Bytes of blocks that all backups of a process keep in memory, what was read once and is needed again soon; and how many blocks
+/// are on their way. Each backup has its share.
+const CACHE: u64 = 128 << 20;
+const PARALLEL: usize = 16;
+/// What one backup has at most.
+const CACHE_MAX: u64 = 64 << 20;
+const PARALLEL_MAX: usize = 8;
 /// How long nothing may come before reads fail at once, but for one at a time.
 const SILENCE: Duration = Duration::from_secs(60);
 /// The snapshot of the second volume that shows all of the backup.
 const WHOLE: &str = "whole";
+/// The label of that snapshot: what it shows (`BackupConfig::content`).
+const LABEL_CONTENT: &str = "dbs-backup-content";
 
 /// A held backup that volumes rest on. It is opened once, and read by many threads.
 pub struct BackupFile {
     identity: String,
+    /// What it holds (`BackupConfig::content`).
+    content: String,
     url: Url,
     reader: Reader,
     backup: Arc<OpenBackup>,
     place: Place,
-    /// Reads that are under way.
-    reads: AtomicUsize,
+    reads: Reads,
 }
 
+/// Reads of a file.
+#[derive(Default)]
+struct Reads {
+    /// Under way.
+    now: AtomicUsize,
+    /// All that have begun.
+    all: AtomicU64,
+}
+
+/// A held backup that is opened when something is read of it.
+struct LateFile {
+    /// As the store says it.
+    identity: String,
+    size: u64,
+    url: Url,
+    open: Box<Open>,
+    file: Mutex<Option<Arc<BackupFile>>>,
+}
+
+type Open = dyn Fn() -> Result<BackupFile> + Send + Sync;
+
 impl BackupFile {
-    /// Opens the held backup that `url` names in its backup store.
+    /// Opens the held backup that `url` names in its backup store, one of so many (`among`) of this process.
     ///
     /// # Errors
     /// `Invalid` if it is not held, or if the URL names none; those of the backup store.
-    pub fn open(url: &Url, backups: BackupStore) -> Result<Self> {
+    pub fn open(url: &Url, backups: BackupStore, among: usize) -> Result<Self> {
         let (volume, name) = url.need_backup()?;
+        let among = among.max(1);
         // What is held is not deleted: no lock is needed, and deletions of others go on.
         let options = ReadOptions {
             lock: false,
-            cache: CACHE,
+            cache: (CACHE / among as u64).min(CACHE_MAX),
+            parallel: (PARALLEL / among).clamp(1, PARALLEL_MAX),
             patience: Some(SILENCE),
-            ..ReadOptions::default()
         };
         let reader = Reader::start(backups, options)?;
         let backup = reader.open(volume, name)?;
@@ -69,8 +99,8 @@ impl BackupFile {
         let content = backup.config().content();
         let identity =
             format!("{}{size} bytes, sha256 of its blocks {content}", begins(volume, name));
-        let (url, place, reads) = (url.clone(), Place::default(), AtomicUsize::new(0));
-        Ok(Self { identity, url, reader, backup, place, reads })
+        let (url, place, reads) = (url.clone(), Place::default(), Reads::default());
+        Ok(Self { identity, content, url, reader, backup, place, reads })
     }
 
     /// Ends it: reads fail, those on their way with this try.
@@ -78,10 +108,11 @@ impl BackupFile {
         self.reader.end();
     }
 
-    /// Whether somebody reads it at this moment.
+    /// How many reads have begun, if none is under way.
     #[must_use]
-    pub fn is_read(&self) -> bool {
-        self.reads.load(Ordering::SeqCst) > 0
+    pub fn idle(&self) -> Option<u64> {
+        let all = self.reads.all.load(Ordering::SeqCst);
+        (self.reads.now.load(Ordering::SeqCst) == 0).then_some(all)
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -129,11 +160,71 @@ impl Backing for BackupFile {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.reads.now.fetch_add(1, Ordering::SeqCst);
+        self.reads.all.fetch_add(1, Ordering::SeqCst);
         let read = self.read(offset, buf);
-        self.reads.fetch_sub(1, Ordering::SeqCst);
+        self.reads.now.fetch_sub(1, Ordering::SeqCst);
         read
     }
+}
+
+impl LateFile {
+    fn file(&self) -> Result<Arc<BackupFile>> {
+        // Who comes meanwhile would wait for the same.
+        let mut slot = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = &*slot {
+            return Ok(Arc::clone(file));
+        }
+        let file = Arc::new((self.open)()?);
+        if file.identity != self.identity {
+            return Err(Error::invalid("it is not the backup that the volume rests on"));
+        }
+        *slot = Some(Arc::clone(&file));
+        Ok(file)
+    }
+}
+
+impl Backing for LateFile {
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    fn name(&self) -> String {
+        format!("`{}`", self.url)
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn is_far(&self) -> bool {
+        true
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file().map_err(io::Error::other)?.read_at(offset, buf)
+    }
+}
+
+/// The file on which volumes of a store rest, if any rest on the backup that `url` names. What it is, the store says; it is opened
+/// when something is read of it, so that whoever reads nothing of it does not wait for the backup store.
+#[must_use]
+pub fn late(
+    store: &Store,
+    url: &Url,
+    open: impl Fn() -> Result<BackupFile> + Send + Sync + 'static,
+) -> Option<Arc<dyn Backing>> {
+    let identity = resting(store, url).into_iter().find_map(|volume| volume.backing)?;
+    let size = size_in(&identity, url)?;
+    let (url, open) = (url.clone(), Box::new(open));
+    Some(Arc::new(LateFile { identity, size, url, open, file: Mutex::default() }))
+}
+
+/// The size that an identity tells.
+fn size_in(identity: &str, url: &Url) -> Option<u64> {
+    let (volume, held) = url.need_backup().ok()?;
+    let rest = identity.strip_prefix(&begins(volume, held))?;
+    rest.split_once(" bytes, ")?.0.parse().ok()
 }
 
 fn outside() -> io::Error {
@@ -174,8 +265,17 @@ fn of_store(uuid: &str) -> String {
     format!(" of store {uuid}")
 }
 
-/// Makes a volume that rests on a backup, and returns it and the URL of what is held for it. `open` opens the backup
-/// store.
+/// A volume that rests on a backup.
+pub struct Begun {
+    /// The volume.
+    pub volume: VolumeInfo,
+    /// What is held for it.
+    pub url: Url,
+    /// Bytes of the blocks of the backup, some of which may be zeros.
+    pub data: u64,
+}
+
+/// Makes a volume that rests on a backup. `open` opens the backup store.
 ///
 /// # Errors
 /// `Exists` if there is such a volume; those of both stores.
@@ -184,7 +284,7 @@ pub fn begin(
     wanted: Wanted<'_>,
     url: &Url,
     open: &dyn Fn() -> Result<BackupStore>,
-) -> Result<(VolumeInfo, Url)> {
+) -> Result<Begun> {
     let name = wanted.name;
     if store.volume_info(name).is_ok() {
         let text = format!("there is a volume `{name}` already: name another one");
@@ -195,11 +295,13 @@ pub fn begin(
     let held = backups.hold(wanted.volume, wanted.backup, &held_for)?;
     let url = url.with(wanted.volume, Some(&held));
     let made = open().and_then(|reading| {
-        let file: Arc<dyn Backing> = Arc::new(BackupFile::open(&url, reading)?);
-        store.create_backed(name, file.size(), &file)
+        let file = BackupFile::open(&url, reading, 1)?;
+        let data = file.backup.config().size;
+        let file: Arc<dyn Backing> = Arc::new(file);
+        Ok((store.create_backed(name, file.size(), &file)?, data))
     });
     match made {
-        Ok(volume) => Ok((volume, url)),
+        Ok((volume, data)) => Ok(Begun { volume, url, data }),
         Err(error) => {
             match backups.let_go(wanted.volume, &held, &mut Work::new(&mut |_, _| true)) {
                 Ok(_) => Err(error),
@@ -233,7 +335,7 @@ pub fn bring(
         let Some(second) = second else { return Ok(None) };
         // Cut off right before the end, or the volume was deleted.
         if !second.rebuilding {
-            check_untouched(store, held)?;
+            check_untouched(store, held, None)?;
         }
         let uuid = Some(second.uuid);
         host.clean_up(&Request::VolumeDelete { volume: held.to_owned(), uuid, rebuilding: false })?;
@@ -264,35 +366,42 @@ pub fn bring(
     if !is_whole {
         let wanted = Wanted { volume, backup: held, name: held, resume: second.is_some() };
         let hint = "what has come is used when it goes on";
-        let (_, uuid, filled) = fill(host, backups, wanted, pace, hint)?;
+        let (_, uuid, filled) = fill(host, backups, wanted, pace, (hint, Some(&file.content)))?;
         host.check_same(held, &uuid)?;
         // It is frozen in the same moment in which others can open it.
         host.call(&Request::SnapshotCreate {
             volume: held.to_owned(),
             snapshot: WHOLE.to_owned(),
-            labels: Labels::new(),
+            labels: Labels::from([(LABEL_CONTENT.to_owned(), file.content.clone())]),
             system: true,
             rebuilding: Some(false),
         })?;
         drop(filled);
     }
     // Others can open it from then on, and days may pass.
-    check_untouched(store, held)?;
+    check_untouched(store, held, Some(&file.content))?;
     store.adopt(&on.name, held)?;
     Ok(Some(on.name))
 }
 
-/// Checks that the second volume shows what was brought: nobody has frozen anything above.
-fn check_untouched(store: &Store, held: &str) -> Result<()> {
-    let others =
-        store.snapshots(held, false)?.into_iter().filter(|snapshot| snapshot.name != WHOLE);
-    match others.count() {
-        0 => Ok(()),
-        _ => Err(Error::invalid(format!(
-            "volume {held} has other snapshots than `{WHOLE}`, which show what somebody has written to it: delete that volume, \
-             and the backup is brought again"
-        ))),
+/// Checks that the second volume shows what was brought: nobody has frozen anything above, and it is the `content` that
+/// clients read.
+fn check_untouched(store: &Store, held: &str, content: Option<&str>) -> Result<()> {
+    for snapshot in store.snapshots(held, false)? {
+        let problem = match (snapshot.name == WHOLE, snapshot.labels.get(LABEL_CONTENT), content) {
+            (false, ..) => format!(
+                "has other snapshots than `{WHOLE}`, which show what somebody has written to it"
+            ),
+            (true, Some(there), Some(content)) if there != content => {
+                "has the content of another backup".to_owned()
+            }
+            (true, ..) => continue,
+        };
+        return Err(Error::invalid(format!(
+            "volume {held} {problem}: delete that volume, and the backup is brought again"
+        )));
     }
+    Ok(())
 }
 
 /// Deletes a held backup on which no volume rests any more, if somebody else has not yet.

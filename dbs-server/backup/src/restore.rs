@@ -30,7 +30,7 @@ pub fn restore(
     pace: Pace,
 ) -> Result<Restored> {
     let hint = "go on with `dbs backup restore --resume`, or delete it";
-    let (restored, uuid, filled) = fill(host, backups, wanted, pace, hint)?;
+    let (restored, uuid, filled) = fill(host, backups, wanted, pace, (hint, None))?;
     let complete = Request::VolumeComplete { volume: wanted.name.to_owned(), uuid: Some(uuid) };
     host.call(&complete)?;
     // Open until it is complete: nobody else fills it in between.
@@ -42,16 +42,26 @@ pub fn restore(
 /// keeps others from filling it.
 ///
 /// # Errors
-/// As [`restore`]; `hint` says what to do then.
+/// As [`restore`]; `hint` says what to do then. If clients read the `content` meanwhile (see `BackupConfig::content`), it is
+/// that which is brought, as far as it can be read: blocks that are damaged hold up no others.
 pub(crate) fn fill(
     host: &dyn Host,
     backups: &BackupStore,
     wanted: Wanted<'_>,
     pace: Pace,
-    hint: &str,
+    (hint, content): (&str, Option<&str>),
 ) -> Result<(Restored, String, Filled)> {
     let name = wanted.name;
-    let restoration = backups.restore(wanted.volume, wanted.backup)?;
+    let mut restoration = backups.restore(wanted.volume, wanted.backup)?;
+    if let Some(content) = content {
+        if restoration.backup().content() != content {
+            return Err(Error::corrupt(format!(
+                "backup {} in the backup store is not any more what clients read: somebody has replaced it",
+                wanted.backup
+            )));
+        }
+        restoration = restoration.past_damage();
+    }
     let size = restoration.backup().volume_size(restoration.volume())?;
     let (onto, uuid) = prepare(host, wanted, size)?;
     let filled = Filled::open(host.store()?, name)?;

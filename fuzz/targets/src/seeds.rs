@@ -81,6 +81,23 @@ fn backups(seeds: &mut Vec<Seed>) {
     ] {
         seeds.push(("backup", file.to_owned(), [&[kind], bytes].concat()));
     }
+    // Whole stores, in Longhorn's layout (6) and as a repository (7): as they are, and with one part that says something else.
+    let edit = |part: u8, action: u8, at: u16, length: u8, bytes: &[u8]| {
+        [&[part, action][..], &at.to_le_bytes(), &[length], bytes].concat()
+    };
+    for (kind, layout, parts) in [(6, "longhorn", 5), (7, "repository", 14)] {
+        seeds.push(("backup", layout.to_owned(), vec![kind]));
+        for part in 0..parts {
+            let edits = [edit(part, 0, 60, 2, b"99"), edit(part, 1, 40, 1, &[0xff])].concat();
+            seeds.push(("backup", format!("{layout}-{part}"), [&[kind][..], &edits].concat()));
+        }
+    }
+    // Of an index and its packs: offsets and lengths of entries.
+    for (at, bytes) in [(64, [0xff; 4]), (68, [0xff; 4]), (72, [0; 4]), (16, [1, 0, 0, 0])] {
+        let edits =
+            [edit(7, 0, at, 4, &bytes), edit(3, 0, at.saturating_sub(32), 4, &bytes)].concat();
+        seeds.push(("backup", format!("repository-entry-{at}"), [&[7][..], &edits].concat()));
+    }
 }
 
 /// Steps on a store that was opened: a bit of everything.

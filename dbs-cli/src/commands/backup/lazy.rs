@@ -13,7 +13,7 @@ use dbs_volume_backup::{Pace, Wanted};
 /// Makes a volume that rests on a backup.
 pub fn begin(context: &Context, url: &Url, name: &str) -> Result<()> {
     let (volume, backup) = url.need_backup()?;
-    let (made, held) = context.with(true, |target| {
+    let (begun, free) = context.with(true, |target| {
         let Some(store) = idle(target) else {
             return Err(Error::unsupported(
                 "a volume that rests on a backup is made in an idle store: end the server of the store, make the volume, \
@@ -21,8 +21,17 @@ pub fn begin(context: &Context, url: &Url, name: &str) -> Result<()> {
             ));
         };
         let wanted = Wanted { volume, backup, name, resume: false };
-        lazy::begin(store, wanted, url, &|| open(url))
+        Ok((lazy::begin(store, wanted, url, &|| open(url))?, store.info().free))
     })?;
+    let (made, held) = (begun.volume, begun.url);
+    if begun.data > free {
+        output::warn(&format!(
+            "the backup has up to {} of data, and the store {} of room: enlarge it (`dbs grow`), or delete something, or the \
+             volume will not stand alone",
+            output::exact_size(begun.data),
+            output::exact_size(free)
+        ));
+    }
     let mut value =
         serde_json::to_value(&made).map_err(|e| Error::io(e.into(), "encoding the result"))?;
     value["backing_backup"] = held.to_string().into();
@@ -53,7 +62,7 @@ pub fn finish(context: &Context, target: &Target, url: &Url, pace: Pace) -> Resu
             "the server of the store brings the rest of this backup, if it was started with --backing-backup",
         ));
     };
-    let file = BackupFile::open(url, open(url)?)?;
+    let file = BackupFile::open(url, open(url)?, 1)?;
     let host = Commands { context, target };
     let name = lazy::bring(&host, store, &file, &open(url)?, pace)?;
     drop(file);

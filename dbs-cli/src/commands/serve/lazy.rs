@@ -14,8 +14,9 @@ use dbs_transfer::StoreAccess;
 use dbs_volume_backup::lazy::{self, BackupFile};
 use dbs_volume_backup::{Host, Meter, Pace};
 use serde_json::Value;
+use std::cell::RefCell;
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
@@ -36,8 +37,15 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the end of the server waits for a request to a backup store that is on its way.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
-/// Blocks on their way at once: clients' reads come beside them.
+/// Blocks of one backup on their way at once, and backups: clients' reads come beside them.
 const WORKERS: usize = 2;
+const AT_ONCE: usize = 2;
+/// For so long nobody must have read a backup before it goes: who reads has looked where it is before.
+const IDLE: Duration = Duration::from_secs(1);
+/// Of the room of the store, a part of so many stays for what clients write.
+const ROOM: u64 = 16;
+/// Between two looks at the room, and whether it is still wanted.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How fast.
 #[derive(Debug, Args)]
@@ -55,6 +63,7 @@ impl Given {
     /// Opens the backups that a server was given. What fails is tried again while the store is served.
     pub fn open(context: &Context) -> Self {
         let deadline = Instant::now() + PATIENCE;
+        let among = context.backing_backups().len();
         let opening: Vec<_> = context
             .backing_backups()
             .iter()
@@ -63,8 +72,8 @@ impl Given {
                 let place = url.clone();
                 let opening = thread::Builder::new().name("backup-open".to_owned());
                 // One that comes late is opened once more; so is one for which there is no thread.
-                let _opens =
-                    opening.spawn(move || sender.send(until(deadline, || open_file(&place))));
+                let _opens = opening
+                    .spawn(move || sender.send(until(deadline, || open_file(&place, among))));
                 (url.clone(), receiver)
             })
             .collect();
@@ -94,9 +103,48 @@ fn until<T>(deadline: Instant, mut work: impl FnMut() -> Result<T>) -> Result<T>
     }
 }
 
-fn open_file(url: &Url) -> Result<Arc<BackupFile>> {
+fn open_file(url: &Url, among: usize) -> Result<Arc<BackupFile>> {
     let backups = open(url).map_err(|error| error.context(url))?;
-    BackupFile::open(url, backups).map(Arc::new)
+    BackupFile::open(url, backups, among).map(Arc::new)
+}
+
+/// Few backups are brought at once.
+struct Turns(AtomicUsize);
+
+/// One is brought as long as this is there.
+struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    fn take(&self) -> Option<Turn<'_>> {
+        let fewer = |free: usize| free.checked_sub(1);
+        let taken = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer);
+        taken.is_ok().then(|| Turn(self))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether nobody has begun a read for a time.
+struct Quiet {
+    reads: u64,
+    since: Instant,
+}
+
+impl Quiet {
+    /// `idle` is how many reads have begun, if none is under way.
+    fn is_long(&mut self, idle: Option<u64>, now: Instant) -> bool {
+        match idle {
+            Some(reads) if reads == self.reads => now.duration_since(self.since) >= IDLE,
+            idle => {
+                (self.reads, self.since) = (idle.unwrap_or(self.reads), now);
+                false
+            }
+        }
+    }
 }
 
 /// Files that are open.
@@ -123,6 +171,7 @@ impl Bringing {
         let mut bringing =
             Self { stop: Arc::default(), files: Arc::default(), threads: Vec::new() };
         let rate = options.restore_rate.and_then(NonZeroU64::new);
+        let (turns, among) = (Arc::new(Turns(AtomicUsize::new(AT_ONCE))), given.0.len());
         for (url, file) in given.0 {
             let one = One {
                 asked: Arc::downgrade(&serving.asked()),
@@ -133,7 +182,10 @@ impl Bringing {
                 read_only,
                 stop: Arc::clone(&bringing.stop),
                 files: Arc::clone(&bringing.files),
+                turns: Arc::clone(&turns),
+                among,
                 reached: AtomicU64::new(0),
+                has_room: AtomicBool::new(true),
             };
             let thread = thread::Builder::new().name("restore".to_owned());
             match thread.spawn(move || one.run(file)) {
@@ -176,8 +228,12 @@ struct One {
     read_only: bool,
     stop: Arc<AtomicBool>,
     files: Files,
+    turns: Arc<Turns>,
+    /// Backups that were given.
+    among: usize,
     /// Most bytes that a try has gone through.
     reached: AtomicU64,
+    has_room: AtomicBool,
 }
 
 impl One {
@@ -187,7 +243,8 @@ impl One {
             return file.iter().for_each(|file| file.end());
         }
         // As long as it is not known that nobody needs it, the store has it.
-        let Some(file) = self.again(|| file.clone().map_or_else(|| open_file(&self.url), Ok))
+        let Some(file) =
+            self.again(|| file.clone().map_or_else(|| open_file(&self.url, self.among), Ok))
         else {
             return;
         };
@@ -199,14 +256,32 @@ impl One {
         if self.read_only {
             return self.wait(|| false);
         }
-        let bring = || lazy::bring(self, &self.store, &file, &open(&self.url)?, self.pace);
-        let Some(volume) = self.again(bring) else { return };
+        let Some(volume) = self.again(|| self.bring(&file)) else { return };
         log::info("restored", &[("volume", &volume.unwrap_or_default()), ("from", &self.url)]);
         // Reads that began before the volume stood alone.
-        self.wait(|| !file.is_read());
+        let quiet = RefCell::new(Quiet { reads: 0, since: Instant::now() });
+        self.wait(|| quiet.borrow_mut().is_long(file.idle(), Instant::now()));
         self.again(|| lazy::let_go(&self.url, &open(&self.url)?));
         // Nobody reads it any more.
         file.end();
+    }
+
+    fn bring(&self, file: &BackupFile) -> Result<Option<String>> {
+        let turn = RefCell::new(None);
+        self.wait(|| {
+            *turn.borrow_mut() = self.turns.take();
+            turn.borrow().is_some()
+        });
+        let brought = lazy::bring(self, &self.store, file, &open(&self.url)?, self.pace);
+        match self.has_room.swap(true, Ordering::SeqCst) {
+            true => brought,
+            false => brought.map_err(|_| {
+                Error::new(
+                    ErrorKind::NoSpace,
+                    "what room is left in the store is kept for clients: `dbs grow` it, or delete something",
+                )
+            }),
+        }
     }
 
     /// Whether there is anything to do with the backup. A server before this one may have been cut off right before the
@@ -314,8 +389,16 @@ impl Host for One {
         let resting = lazy::resting(&self.store, &self.url);
         let volume = resting.into_iter().next().map_or_else(String::new, |volume| volume.name);
         let listed = self.jobs.begin("backup.restore", &volume);
-        let mut told = Instant::now();
+        let (mut told, mut looked, mut is_wanted) = (Instant::now(), None::<Instant>, true);
         Box::new(move |done, total| {
+            if looked.is_none_or(|looked| looked.elapsed() >= LOOK_INTERVAL) {
+                looked = Some(Instant::now());
+                let info = self.store.info();
+                let has_room = info.extents_free >= info.extents_total / ROOM;
+                self.has_room.store(has_room, Ordering::SeqCst);
+                // If the volume was deleted, the next try cleans up.
+                is_wanted = !lazy::resting(&self.store, &self.url).is_empty();
+            }
             listed.update(done, total);
             self.reached.fetch_max(done, Ordering::SeqCst);
             if told.elapsed() >= LOG_INTERVAL {
@@ -324,7 +407,7 @@ impl Host for One {
                     [("volume", &volume), ("bytes", &done), ("total", &total)];
                 log::info("restore", &fields);
             }
-            !self.is_over()
+            is_wanted && !self.is_over() && self.has_room.load(Ordering::SeqCst)
         })
     }
 }
@@ -349,6 +432,27 @@ mod tests {
         assert_eq!(after(ErrorKind::Corrupt, 10, 36000, false), 3600);
         assert_eq!(after(ErrorKind::Corrupt, 10, 1, false), 10);
         assert_eq!(after(ErrorKind::Busy, 300, 0, false), 300);
+    }
+
+    #[test]
+    fn few_are_brought_at_once() {
+        let turns = Turns(AtomicUsize::new(2));
+        let (first, second) = (turns.take(), turns.take());
+        assert!(first.is_some() && second.is_some() && turns.take().is_none());
+        drop(first);
+        let third = turns.take();
+        assert!(third.is_some() && turns.take().is_none());
+    }
+
+    #[test]
+    fn a_backup_that_is_read_stays() {
+        let begun = Instant::now();
+        let mut quiet = Quiet { reads: 3, since: begun };
+        let mut is_long = |idle, seconds| quiet.is_long(idle, begun + Duration::from_secs(seconds));
+        assert!(!is_long(Some(3), 0));
+        // One is under way, and one has come and gone between two looks.
+        assert!(!is_long(None, 6) && !is_long(Some(4), 20) && !is_long(Some(4), 20));
+        assert!(is_long(Some(4), 21));
     }
 
     #[test]

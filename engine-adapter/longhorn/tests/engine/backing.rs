@@ -1,5 +1,6 @@
 //! Backing images below replicas of both kinds: upstream's engine, and what moves between the two.
 
+use crate::backup::{back_up, restored};
 use crate::support::exercise;
 use crate::support::{EngineOptions, Image, Kind, Lab, MIB, Mix, ReplicaOptions, check_each};
 use std::path::PathBuf;
@@ -97,4 +98,56 @@ fn an_image_below_stock_and_ours() {
 #[test]
 fn an_image_below_ours_and_stock() {
     across("an_image_below_ours_and_stock", Kind::Ours, Kind::Stock, false);
+}
+
+/// Backups of a volume on an image, restored over the same image: whole, and then the differences.
+fn restored_across(test: &str, from: Kind, to: Kind, qcow2: bool) {
+    let Some(lab) = Lab::new(test) else { return };
+    let Some((path, bytes)) = image(&lab, qcow2) else { return };
+    let mut options = ReplicaOptions::new(SIZE);
+    options.flags = vec!["--backing-file".into(), path.display().to_string()];
+    let mix = Mix { whole_blocks: from.really() == Kind::Stock, ..MIX };
+    let source = lab.replica(from, "", "source", &options);
+    let engine = lab.engine("", &EngineOptions::new(SIZE), &[&source]);
+    let (mut image, mut backups) = (Image::zero(SIZE), Vec::new());
+    image.wrote(0, &bytes);
+    let folder = tempfile::tempdir().unwrap();
+    let place = format!("vfs://{}", folder.path().display());
+    let named = ["--backing-image-name", "img", "--backing-image-checksum", "sum"];
+    for (snapshot, requests) in [("s0", 0), ("s1", 20), ("s2", 50)] {
+        if requests > 0 {
+            exercise(&engine.data(), &mut image, mix, requests);
+        }
+        if snapshot == "s2" && from.really() == Kind::Ours {
+            let (at, zeros) = (MIB, vec![0; 3 * 4096]);
+            engine.client().unmap(at as u64, zeros.len()).unwrap();
+            image.wrote(at, &zeros);
+        }
+        engine.snapshot(snapshot);
+        let (_, url) = back_up(&engine, &place, snapshot, &named);
+        backups.push((url, image.clone()));
+    }
+    engine.stop();
+    let target = lab.replica(to, "t", "target", &options);
+    let engine = lab.engine("t", &EngineOptions::without_frontend(SIZE), &[&target]);
+    for (url, image) in &mut backups {
+        engine.cli(&["backup", "restore", url]);
+        restored(&engine, url);
+        check_each("what was restored over the image", image, &[&target]);
+    }
+}
+
+#[test]
+fn backups_on_an_image_of_ours_are_restored_to_ours() {
+    restored_across("backups_on_image_ours_ours", Kind::Ours, Kind::Ours, true);
+}
+
+#[test]
+fn backups_on_an_image_of_stock_are_restored_to_ours() {
+    restored_across("backups_on_image_stock_ours", Kind::Stock, Kind::Ours, true);
+}
+
+#[test]
+fn backups_on_an_image_of_ours_are_restored_to_stock() {
+    restored_across("backups_on_image_ours_stock", Kind::Ours, Kind::Stock, false);
 }

@@ -17,10 +17,10 @@ fn json(engine: &Engine, args: &[&str]) -> Value {
 }
 
 /// Backs a snapshot up; whether that was incremental, and the backup's URL.
-fn back_up(engine: &Engine, target: &str, snapshot: &str) -> (bool, String) {
+pub fn back_up(engine: &Engine, target: &str, snapshot: &str, more: &[&str]) -> (bool, String) {
     let backup = format!("backup-{snapshot}");
     let args = ["backup", "create", snapshot, "--dest", target, "--backup-name", &backup];
-    let begun = json(engine, &[&args[..], &["--concurrent-limit", "2"]].concat());
+    let begun = json(engine, &[&args[..], &["--concurrent-limit", "2"], more].concat());
     let replica = begun["replicaAddress"].as_str().unwrap();
     let mut status = Value::Null;
     eventually_within(LONG, "the backup", || {
@@ -35,7 +35,7 @@ fn back_up(engine: &Engine, target: &str, snapshot: &str) -> (bool, String) {
 }
 
 /// Waits until all replicas have restored this backup.
-fn restored(engine: &Engine, url: &str) {
+pub fn restored(engine: &Engine, url: &str) {
     eventually_within(LONG, "the restore", || {
         let status = json(engine, &["backup", "restore-status"]);
         let all: BTreeMap<String, Value> = serde_json::from_value(status).unwrap();
@@ -57,7 +57,7 @@ fn across(test: &str, from: Kind, to: Kind) {
     for (snapshot, requests) in [("s1", 300), ("s2", 100), ("s3", 30)] {
         source.exercise(&mut image, requests);
         source.snapshot(snapshot);
-        let (incremental, url) = back_up(&source, &target, snapshot);
+        let (incremental, url) = back_up(&source, &target, snapshot, &[]);
         assert_eq!(incremental, snapshot != "s1");
         backups.push((url, image.clone()));
     }

@@ -1,6 +1,6 @@
 //! Replicas with a backing file: what they send each other is without it, and zeros that hide it are not lost.
 
-use crate::backup::{Place, alone};
+use crate::backup::Place;
 use crate::files::{received, receiver};
 use crate::support::*;
 use longhorn_sync::image::{Interval, Source, SparseFile};
@@ -214,10 +214,25 @@ fn files_of_a_replica_with_a_backing_file_are_not_copied_to_one_without() {
     }
 }
 
-/// A backup that names the image is for a volume on the image: it has what hides the image, zeros too. Nothing may be
-/// restored over a file, which would show where the backup has nothing.
+/// Asks for a backup that names the image.
+fn named(place: &Place, snapshot: &str, backup: &str) -> BackupCreateRequest {
+    BackupCreateRequest {
+        backing_image_name: "image".to_owned(),
+        backing_image_checksum: "sum".to_owned(),
+        ..place.request(snapshot, backup)
+    }
+}
+
+fn backed_up(node: &Node, request: BackupCreateRequest) {
+    let backup = request.backup_name.clone();
+    node.backup(request).unwrap();
+    let status = node.backup_end(&backup);
+    assert_eq!((status.state.as_str(), status.error.as_str()), ("complete", ""), "{backup}");
+}
+
+/// A backup that names the image is for a volume on the image: it has what hides the image, zeros too.
 #[test]
-fn backups_are_of_what_hides_the_file_and_none_is_restored_over_it() {
+fn backups_are_of_what_hides_the_file() {
     let runtime = runtime();
     let (dir, place) = (tempfile::tempdir().unwrap(), Place::new());
     let other = Place::new();
@@ -228,34 +243,88 @@ fn backups_are_of_what_hides_the_file_and_none_is_restored_over_it() {
     }
     node.write(600..610, 1);
     node.snapshot("a");
-    let named = BackupCreateRequest {
-        backing_image_name: "image".to_owned(),
-        ..place.request("a", "backup-1")
-    };
-    node.backup(named).unwrap();
-    assert_eq!(node.backup_end("backup-1").state, "complete");
+    backed_up(&node, named(&place, "a", "backup-1"));
     assert_eq!(place.blocks(), 2, "zeros, and what was written; nothing that only the file has");
     // Found by review: nor zeros where the file has nothing.
     assert_eq!(place.store().backup(VOLUME, "backup-1").unwrap().size, 4 * MIB);
-    node.backed_up(&other, "a", "backup-2");
-    assert!(other.content("backup-2", 64 * MIB) == node.content("vol@a"));
+
+    // Who names none later means that one, as with upstream's engine.
+    node.write([700], 2);
+    node.snapshot("b");
+    backed_up(&node, place.request("b", "backup-2"));
+    let (volume, backup) = (place.store().volume(VOLUME), place.store().backup(VOLUME, "backup-2"));
+    let (volume, backup) = (volume.unwrap(), backup.unwrap());
+    let name = (volume.backing_image_name.as_str(), volume.backing_image_checksum.as_str());
+    assert_eq!((name, backup.size, backup.is_incremental), (("image", "sum"), 4 * MIB, true));
+
+    // If none is named, it has what the image has, too.
+    node.backed_up(&other, "a", "backup-1");
+    assert!(other.content("backup-1", 64 * MIB) == node.content("vol@a"));
 
     // Its zeros would not be there: nothing says where there is an image to hide.
     let plain = Node::new(&runtime);
     plain.snapshot("a");
-    let named = BackupCreateRequest {
-        backing_image_name: "image".to_owned(),
-        ..place.request("a", "backup-3")
-    };
-    let refused = plain.backup(named).unwrap_err();
+    let refused = plain.backup(named(&place, "a", "backup-3")).unwrap_err();
     assert!(refused.message().contains("and its backup is to name image"), "{refused}");
+}
 
-    let request = BackupRestoreRequest {
-        backup: other.backup_url("backup-2"),
-        snapshot_disk_name: "volume-snap-r.img".to_owned(),
-        credential: alone(),
-        concurrent_limit: 2,
-    };
-    let refused = node.call(|mut c| async move { c.backup_restore(request).await }).unwrap_err();
-    assert!(refused.message().contains("would show its backing file"), "{refused}");
+#[test]
+fn backups_are_restored_over_the_file() {
+    let runtime = runtime();
+    let (dir, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let path = image(dir.path(), "image", 2);
+    let source = Node::with(&runtime, on(Some(&path), VOLUME));
+    let bare = source.content(VOLUME);
+    sample(&source, VOLUME);
+    for (snapshot, backup) in [("a", "backup-1"), ("b", "backup-2")] {
+        backed_up(&source, named(&place, snapshot, backup));
+    }
+    // Of another branch, which does not hide what the first one does.
+    let branch = Node::with(&runtime, on(Some(&path), VOLUME));
+    branch.write([1500], 7);
+    branch.snapshot("c");
+    backed_up(&branch, named(&place, "c", "backup-3"));
+    // Nothing was written at all.
+    let unwritten = Node::with(&runtime, on(Some(&path), VOLUME));
+    unwritten.snapshot("d");
+    backed_up(&unwritten, named(&place, "d", "backup-4"));
+    assert_eq!(place.store().backup(VOLUME, "backup-4").unwrap().size, 0);
+
+    let target = Node::with(&runtime, on(Some(&path), VOLUME));
+    let wanted = [
+        ("backup-1", source.content("vol@a")),
+        ("backup-2", source.content("vol@b")),
+        ("backup-3", branch.content("vol@c")),
+        ("backup-4", bare.clone()),
+        ("backup-2", source.content("vol@b")),
+    ];
+    for (backup, content) in &wanted {
+        target.restored(&place, backup);
+        assert!(target.content(VOLUME) == *content, "{backup}");
+    }
+
+    // Without the image it would be another volume.
+    let plain = Node::new(&runtime);
+    let refused = plain.restore(&place, "backup-1").unwrap_err();
+    assert!(refused.message().contains("has no backing file"), "{refused}");
+}
+
+/// What a backup that names no image does not have is zeros, whatever is below.
+#[test]
+fn backups_without_an_image_are_restored_over_a_file() {
+    let runtime = runtime();
+    let (dir, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let path = image(dir.path(), "image", 2);
+    let plain = Node::new(&runtime);
+    for (at, snapshot) in [(10, "a"), (900, "b")] {
+        plain.write([at], 1);
+        plain.snapshot(snapshot);
+        plain.backed_up(&place, snapshot, &format!("backup-{snapshot}"));
+    }
+    assert_eq!(place.store().backup(VOLUME, "backup-b").unwrap().size, 4 * MIB);
+    let target = Node::with(&runtime, on(Some(&path), VOLUME));
+    for snapshot in ["a", "b", "a"] {
+        target.restored(&place, &format!("backup-{snapshot}"));
+        assert!(target.content(VOLUME) == plain.content(&format!("vol@{snapshot}")), "{snapshot}");
+    }
 }

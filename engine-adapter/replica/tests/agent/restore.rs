@@ -24,7 +24,7 @@ impl Node {
         self.call(|mut c| async move { c.backup_restore(request).await })
     }
 
-    fn restore(&self, place: &Place, backup: &str) -> Outcome<()> {
+    pub fn restore(&self, place: &Place, backup: &str) -> Outcome<()> {
         self.restore_to(place, backup, DISK)
     }
 
@@ -37,7 +37,7 @@ impl Node {
     }
 
     /// Restores, to the end.
-    fn restored(&self, place: &Place, backup: &str) {
+    pub fn restored(&self, place: &Place, backup: &str) {
         self.restore(place, backup).unwrap();
         let status = self.restore_end();
         let expected = RestoreStatusResponse {

@@ -98,8 +98,7 @@ impl Plan {
             method: Method::parse(&request.compression_method)?,
             block_size: Some(config::block_size(Some(&parameters))?),
             full: parameters.get(config::PARAMETER_MODE).is_some_and(|mode| mode == "full"),
-            // What is zeros in the volume may be something else in the image.
-            keep_zeros: !request.backing_image_name.is_empty(),
+            keep_zeros: false,
             labels: labels.into_iter().collect(),
             parameters: config::Map::new(),
             backing_image_name: request.backing_image_name,
@@ -112,6 +111,24 @@ impl Plan {
             options,
             workers: usize::try_from(request.concurrent_limit).unwrap_or(1).max(1),
         })
+    }
+}
+
+impl Plan {
+    /// The volume is based on a backing image. Who names none, as by hand, means the one that the volume's backups name, as upstream's
+    /// engine does; if they name none, the backup holds what the image has, too, and can be restored without it.
+    fn on_image(&mut self) {
+        let options = &mut self.options;
+        if options.backing_image_name.is_empty()
+            // What is wrong there, `create` says.
+            && let Ok(store) = place::open(&self.url, &self.credential)
+            && let Ok(volume) = store.volume(&options.volume)
+        {
+            options.backing_image_name = volume.backing_image_name;
+            options.backing_image_checksum = volume.backing_image_checksum;
+        }
+        // What is zeros in the volume may be something else in the image.
+        options.keep_zeros = !options.backing_image_name.is_empty();
     }
 }
 
@@ -140,8 +157,10 @@ impl Agent {
 
     /// Backs up, to the end.
     fn backup(&self, request: BackupCreateRequest, begun: &mut Begun) -> Result<()> {
-        let plan = Plan::new(request)?;
-        if plan.options.keep_zeros && self.replica.backing_identity()?.is_empty() {
+        let mut plan = Plan::new(request)?;
+        if !self.replica.backing_identity()?.is_empty() {
+            plan.on_image();
+        } else if !plan.options.backing_image_name.is_empty() {
             return Err(Error::invalid(format!(
                 "volume {} is based on no backing image, and its backup is to name {}",
                 plan.options.volume, plan.options.backing_image_name
@@ -156,7 +175,7 @@ impl Agent {
             self.replica.store()?,
             self.replica.volume_name(),
             &snapshot,
-            !plan.options.keep_zeros,
+            plan.options.backing_image_name.is_empty(),
         )?;
         let backup = Turn(self.backups.begin(&name, &snapshot, source)?);
         let backup = &backup.0;

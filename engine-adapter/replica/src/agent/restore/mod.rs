@@ -11,9 +11,9 @@ use super::Agent;
 use super::backup::place;
 use super::jobs::{COMPLETE, ERROR, IN_PROGRESS, Kind};
 use super::uses::interrupted;
-use dbs_backup::config::BackupConfig;
+use dbs_backup::config::{BackupConfig, VolumeConfig};
 use dbs_backup::url::Url;
-use dbs_backup::{BackupStore, Onto, Restoration, Work};
+use dbs_backup::{BackupStore, Onto, Restoration, Target, Work};
 use dbs_core::info::Labels;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_service::log;
@@ -71,12 +71,15 @@ struct Origin {
     url: Url,
     created: String,
     digest: u64,
+    /// The backing image that is where the backup has nothing. If none is named, there are zeros.
+    image: String,
 }
 
 impl Origin {
-    fn new(url: &Url, backup: &BackupConfig) -> Self {
+    fn new(url: &Url, volume: &VolumeConfig, backup: &BackupConfig) -> Self {
         let url = Url { backup: Some(backup.name.clone()), ..url.clone() };
-        Self { url, created: backup.created_time.clone(), digest: backup.digest() }
+        let (created, image) = (backup.created_time.clone(), volume.backing_image_name.clone());
+        Self { url, created, digest: backup.digest(), image }
     }
 }
 
@@ -86,6 +89,8 @@ struct Plan<'a> {
     origin: Origin,
     /// The backup to which only the differences are restored.
     base: Option<String>,
+    /// The replica has a backing file.
+    on_file: bool,
     marker: Marker,
 }
 
@@ -186,33 +191,22 @@ impl Agent {
             let locked = error.to_string().starts_with(LOCKED);
             if locked { error.context("failed lock") } else { error }
         })?;
+        let on_file = !self.replica.backing_identity()?.is_empty();
+        check_image(&restoration, on_file)?;
         self.check_size(&restoration)?;
-        let origin = Origin::new(url, restoration.backup());
+        let origin = Origin::new(url, restoration.volume(), restoration.backup());
         let base = self.base(store, url, &restoration, disk, before);
         let marker = match &base {
             Some(base) => Marker::delta(self.replica.dir(), base)?,
             None if before.state.is_empty() => Marker::snapshot(self.replica.dir(), disk)?,
             None => Marker::temporary(self.replica.dir(), disk)?,
         };
-        Ok(Plan { restoration, origin, base, marker })
+        Ok(Plan { restoration, origin, base, on_file, marker })
     }
 
     /// Whether the volume can hold the backup.
     fn check_size(&self, restoration: &Restoration<'_>) -> Result<()> {
-        if !self.replica.backing_identity()?.is_empty() {
-            return Err(Error::unsupported(
-                "where a backup has nothing, this replica would show its backing file: restore it to a volume \
-                 without one",
-            ));
-        }
         let facts = restoration.volume();
-        if !facts.backing_image_name.is_empty() {
-            return Err(Error::unsupported(format!(
-                "the volume of the backup is based on the backing image {}: restore it to a replica of the stock engine, \
-                 as replicas on DBS cannot yet",
-                facts.backing_image_name
-            )));
-        }
         let block_size = restoration.backup().block_size()?;
         let (size, ours) =
             (facts.size, self.replica.store()?.volume_size(self.replica.volume_name())?);
@@ -230,8 +224,8 @@ impl Agent {
         Ok(())
     }
 
-    /// The backup restored last, if the differences to it can be restored: it is there, the very same, and the volume holds
-    /// just that.
+    /// The backup restored last, if the differences to it can be restored: it is there, the very same, the volume holds
+    /// just that, and nothing is to be shown again of a backing image that it hides.
     fn base(
         &self,
         store: &BackupStore,
@@ -244,11 +238,13 @@ impl Agent {
         if last.is_empty() {
             return None;
         }
+        let volume = restoration.volume();
         let is_same = before.origin.as_ref().is_some_and(|origin| {
-            let facts = store.complete_backup(&restoration.volume().name, last);
+            let facts = store.complete_backup(&volume.name, last);
             facts.is_ok_and(|facts| {
                 facts.block_size().ok() == restoration.backup().block_size().ok()
-                    && Origin::new(url, &facts) == *origin
+                    && Origin::new(url, volume, &facts) == *origin
+                    && (volume.backing_image_name.is_empty() || !restoration.lacks(&facts))
             })
         });
         let is_held =
@@ -278,7 +274,15 @@ impl Agent {
             !target.is_released()
         };
         let mut work = Work { workers, ..Work::new(&mut progress) };
-        let onto = plan.base.as_deref().map_or(Onto::Empty, Onto::Backup);
+        let onto = match &plan.base {
+            Some(base) => Onto::Backup(base),
+            None if !plan.restoration.volume().backing_image_name.is_empty() => Onto::Image,
+            None => Onto::Empty,
+        };
+        if plan.on_file && onto == Onto::Empty {
+            // The file must not be seen where the backup has nothing.
+            target.zero(0, target.size())?;
+        }
         plan.restoration.run(&**target, onto, &mut work)?;
         if target.is_released() {
             return Err(interrupted());
@@ -317,6 +321,19 @@ impl Agent {
         }
         turn.end(outcome);
     }
+}
+
+/// A backup that is based on an image needs one below it, which is the same, as Longhorn's manager sees to. Upstream's engine would
+/// show zeros in place of it.
+fn check_image(restoration: &Restoration<'_>, on_file: bool) -> Result<()> {
+    let image = &restoration.volume().backing_image_name;
+    if image.is_empty() || on_file {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!(
+        "the volume of the backup is based on the backing image {image}, and this replica has no backing file: restore it to one \
+         that was started with that image"
+    )))
 }
 
 /// The text of an error of a restore: upstream names a missing file of a directory as its system does.
