@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # boot.sh DEB DEBIAN VM WORK: boots the Debian in the directory DEBIAN, with its systemd, on the kernel that
-# scripts/vm/prepare.sh keeps in VM, and runs guest.sh in it, which installs DEB. It boots again as long as that asks for it.
+# scripts/vm/prepare.sh keeps in VM, and runs guest.sh in it, which installs DEB as docs/install.md
+# says. It boots again as long as that asks for it.
 # WORK is for its disk.
 set -euo pipefail
 here=$(realpath "$(dirname "$0")")
@@ -15,7 +16,10 @@ command -v qemu-system-x86_64 >/dev/null || {
 
 mkdir -p "$root" "$work/boot.new"/{upper,work}
 mount -t overlay overlay -o "lowerdir=$debian,upperdir=$work/boot.new/upper,workdir=$work/boot.new/work" "$root"
-cp "$deb" "$root/root/dbs.deb"
+cp "$deb" "$root/root/"
+# What docs/install.md says, as it says it, but for the sizes.
+sed -n '/^## From nothing/,/^## Units/p' "$here/../../docs/install.md" | sed -n '/^```sh/,/^```$/{/^```/d;p}' |
+    sed 's/64GiB/2GiB/; s/20GiB/256MiB/' >"$root/root/from-nothing.sh"
 install -m755 "$here/guest.sh" "$root/root/"
 echo '/dev/vda / ext4 defaults 0 0' >"$root/etc/fstab"
 echo vm >"$root/etc/hostname"

@@ -210,7 +210,7 @@ if [ -n "$shell" ]; then
 fi
 
 printf 'Linux %s in QEMU (%s), %s\n' "$(cat "$dir/version")" "$([ -n "${VM_KVM:-}" ] && echo KVM || echo TCG)" "$dbs"
-passed=() failed=() skipped=() again=()
+passed=() failed=() skipped=() again=() took=()
 while [ ${#names[@]} -gt 0 ]; do
     seconds=$boot_seconds
     for name in "${names[@]}"; do
@@ -222,6 +222,7 @@ while [ ${#names[@]} -gt 0 ]; do
     for name in "${names[@]}"; do
         if grep -q "^$name passed" "$machine/status" 2>/dev/null; then
             passed+=("$name")
+            took+=("$name $(sed -n "s/^$name passed //p" "$machine/status")")
         elif grep -q "^$name skipped" "$machine/status" 2>/dev/null; then
             skipped+=("$name")
         elif [ -z "$current" ]; then
@@ -259,6 +260,7 @@ while [ ${#names[@]} -gt 0 ]; do
     names=("${rest[@]}")
 done
 
+[ ${#took[@]} -eq 0 ] || printf '  %s s\n' "${took[@]}"
 printf 'virtual machine: %s passed, %s skipped, %s failed, %s s\n' \
     "${#passed[@]}" "${#skipped[@]}" "${#failed[@]}" "$SECONDS"
 if [ ${#failed[@]} -gt 0 ]; then
