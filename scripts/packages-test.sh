@@ -192,8 +192,8 @@ secret() {
 backups() {
     local given=() place=vfs:///tmp/backups
     mkdir "$root/tmp/backups"
-    inside "$1" --quiet backup create --name first v@s "$place"
-    inside "$1" --quiet backup restore "$place?backup=first&volume=v" from-directory
+    inside "$1" --quiet backup create --name first --to disk v@s "$place"
+    inside "$1" --quiet backup restore "$place?backup=first&volume=disk" from-directory
     inside "$1" --quiet volume export from-directory /tmp/from-directory
     cmp "$work/written" "$root/tmp/from-directory"
     # Each root has a place of its own there.
@@ -204,9 +204,9 @@ backups() {
     refused 'ca-certificates.*AWS_CERT' inside "$1" backup init --encrypt "$place"
     mv "$work/nobody" "$trusted"
     inside "$1" --quiet backup init --encrypt "$place"
-    inside "$1" --quiet backup create --name first v@s "$place"
-    inside "$1" --quiet backup verify --data "$place?backup=first&volume=v"
-    inside "$1" --quiet backup restore "$place?backup=first&volume=v" from-s3
+    inside "$1" --quiet backup create --name first --to disk v@s "$place"
+    inside "$1" --quiet backup verify --data "$place?backup=first&volume=disk" >/dev/null
+    inside "$1" --quiet backup restore "$place?backup=first&volume=disk" from-s3
     inside "$1" --quiet volume export from-s3 /tmp/from-s3
     cmp "$work/written" "$root/tmp/from-s3"
 }
