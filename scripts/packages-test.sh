@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# packages-test.sh [deb] [longhorn] [rpm] [tarball] [image] [wheel] [boot] [arm64]: installs what `make packages` has made, each where
-# nothing else is, uses it, and removes it. All but `arm64` by default. Needs root; `boot` needs QEMU, and runs Debian's systemd in the virtual
-# machine (scripts/packages/guest.sh): units, devices at boot, an upgrade. The first time it makes a Debian with
-# debootstrap. Most of its minutes are the machine's.
+# packages-test.sh [deb] [longhorn] [rpm] [tarball] [image] [wheel] [boot] [arm64]: installs what `make packages` has made,
+# each where nothing else is, uses it, and removes it. All but `arm64` by default. Needs root. `boot` needs QEMU, and runs
+# Debian's systemd in the virtual machine (scripts/packages/guest.sh): the commands of docs/install.md, units, devices at
+# boot, an upgrade. `arm64` runs what ARCH=arm64 has made in QEMU's emulation of such a processor. The first time it makes a
+# Debian with debootstrap. Most of its minutes are the machine's.
 #
 # MIRROR   where Debian comes from
 set -Eeuo pipefail

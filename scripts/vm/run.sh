@@ -183,9 +183,10 @@ boot() {
     for disk in ${VM_DISKS:-}; do
         disks+=(-drive "file=$disk,id=more${#disks[@]},$drive" -device "virtio-blk-pci,drive=more${#disks[@]}")
     done
+    # Without no_timer_check the kernel panics at boot if the host is too busy to give it a timer's interrupts in time.
     local command=(qemu-system-x86_64 -accel "$accelerator" -cpu max -smp 2 -m "${VM_MEMORY:-2G}" -nographic -no-reboot
         -nodefaults -kernel "$dir/vmlinuz" -initrd "$machine/initrd"
-        -append "console=ttyS0 loglevel=5 panic=-1 rdinit=/init nokaslr tsc=reliable mitigations=off nosoftlockup"
+        -append "console=ttyS0 loglevel=5 panic=-1 rdinit=/init nokaslr tsc=reliable no_timer_check mitigations=off nosoftlockup"
         -serial "file:$machine/kernel.log"
         -device virtio-serial-pci
         -chardev "stdio,id=out,signal=off" -device virtconsole,chardev=out
