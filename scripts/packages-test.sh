@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# packages-test.sh [deb] [longhorn] [rpm] [tarball] [image] [wheel] [boot]: installs what `make packages` has made, each where nothing
-# else is, uses it, and removes it. All by default. Needs root; `boot` needs QEMU, and runs Debian's systemd in the virtual
-# machine (scripts/packages/guest.sh): units, devices at boot, an upgrade. The first time it makes a Debian with
-# debootstrap. Most of its minutes are the machine's.
+# packages-test.sh [deb] [longhorn] [rpm] [tarball] [image] [wheel] [boot] [arm64]: installs what `make packages` has made,
+# each where nothing else is, uses it, and removes it. All but `arm64` by default. Needs root. `boot` needs QEMU, and runs
+# Debian's systemd in the virtual machine (scripts/packages/guest.sh): the commands of docs/install.md, units, devices at
+# boot, an upgrade. `arm64` runs what ARCH=arm64 has made in QEMU's emulation of such a processor. The first time it makes a
+# Debian with debootstrap. Most of its minutes are the machine's.
 #
 # MIRROR   where Debian comes from
 set -Eeuo pipefail
@@ -13,8 +14,8 @@ packages=$built/packages
 place=$built/packages-test
 base=$place/debian
 suite=bookworm
-# What is beside our packages in that Debian: systemd, which starts them, and clients.
-beside=systemd-sysv,udev,kmod,dbus,e2fsprogs,libnbd-bin
+# What is beside our packages in that Debian: systemd, which starts them, clients, and Python.
+beside=systemd-sysv,udev,kmod,dbus,e2fsprogs,libnbd-bin,python3-venv
 PATH=$PATH:/usr/sbin:/sbin
 if [ $# -eq 0 ]; then
     set -- deb longhorn rpm tarball image wheel boot
@@ -54,10 +55,11 @@ if [ -z "${DBS_PACKAGES_APART:-}" ]; then
     [ "$(id -u)" -eq 0 ] || missing "root"
     mkdir -p "$place"
     case " $* " in
-    *" deb "* | *" longhorn "* | *" rpm "* | *" boot "*) debian ;;
+    *" deb "* | *" longhorn "* | *" rpm "* | *" wheel "* | *" boot "*) debian ;;
     esac
+    command -v openssl >/dev/null || missing "openssl (apt-get install openssl)"
     case " $* " in
-    *" tarball "* | *" boot "*) why=$(scripts/vm/prepare.sh "$built/vm") || missing "$why" ;;
+    *" tarball "* | *" boot "* | *" arm64 "*) why=$(scripts/vm/prepare.sh "$built/vm") || missing "$why" ;;
     esac
     # What is mounted and started ends with it, whatever happens; it has no network but its own.
     DBS_PACKAGES_APART=1 exec unshare --mount --net --pid --fork --kill-child --mount-proc "$0" "$@"
@@ -75,9 +77,31 @@ one() {
     echo "$found"
 }
 
-# enter ROOT: what programs expect of a system.
+# authority: makes one, a certificate by it for store.example in $work/tls, and has that server's S3 listen on `port`.
+authority() {
+    local end=$((SECONDS + 60)) tls=$work/tls
+    mkdir "$tls"
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=authority \
+        -keyout "$tls/ca-key.pem" -out "$tls/ca.pem" 2>"$work/openssl.log"
+    openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=store -addext subjectAltName=DNS:store.example \
+        -keyout "$tls/key.pem" -out "$tls/request.pem" 2>"$work/openssl.log"
+    openssl x509 -req -in "$tls/request.pem" -copy_extensions copy -days 2 -CA "$tls/ca.pem" -CAkey "$tls/ca-key.pem" \
+        -CAcreateserial -out "$tls/cert.pem" 2>"$work/openssl.log"
+    scripts/packages/s3.py "$tls/cert.pem" "$tls/key.pem" >"$work/port" 2>"$work/s3.log" &
+    until [ -s "$work/port" ]; do
+        [ $SECONDS -le $end ] || fail "s3.py does not listen: $(cat "$work/s3.log")"
+        sleep 0.1
+    done
+    port=$(cat "$work/port")
+}
+
+# enter ROOT: what programs expect of a system: also names of hosts, and whom to trust, in the place `trusted`, Debian's by
+# default.
 enter() {
-    mkdir -p "$1"/{proc,run,dev,tmp}
+    trusted=$1/${trust:-etc/ssl/certs/ca-certificates.crt}
+    mkdir -p "$1"/{proc,run,dev,tmp,etc} "$(dirname "$trusted")"
+    echo '127.0.0.1 localhost store.example' >"$1/etc/hosts"
+    cp "$work/tls/ca.pem" "$trusted"
     mount -t proc proc "$1/proc"
     mount -t tmpfs -o mode=755 tmpfs "$1/run"
     mount -t tmpfs -o mode=755 tmpfs "$1/dev"
@@ -101,10 +125,20 @@ debian_root() {
     enter "$root"
 }
 
-# inside COMMAND...: in `root`, with what systemd gives a service; with `run="exec"` in place of the shell.
+# inside COMMAND...: in `root`, with what systemd gives a service, and the variables `given`; with `run="exec"` in place of
+# the shell.
+given=()
 inside() {
     ${run:-} env -i PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 \
-        "DBS_STORE=${store:-}" chroot "$root" "$@"
+        "DBS_STORE=${store:-}" "${given[@]}" chroot "$root" "$@"
+}
+
+# refused TEXT COMMAND...: it fails, and says so.
+refused() {
+    if "${@:2}" >"$work/refused.log" 2>&1; then
+        fail "succeeded, and must not: ${*:2}"
+    fi
+    grep -q "$1" "$work/refused.log" || fail "${*:2} says: $(cat "$work/refused.log")"
 }
 
 # files: what is in `root`, but what others keep about packages.
@@ -127,13 +161,66 @@ server() {
     done
 }
 
-# tried DBS STORE SERVE...: a store, a volume, a snapshot; what NBD clients write and read, through a kill of the server.
+# lies_open: somebody who reads the store finds what $work/plain is full of.
+lies_open() {
+    python3 -c 'import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    sys.exit(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).find(b"x" * 64) < 0)' "$root$store"
+}
+
+# secret DBS: a volume that a passphrase encrypts: nobody reads it without.
+secret() {
+    local given=()
+    echo 'correct horse' >"$root/tmp/passphrase"
+    echo 'battery staple' >"$root/tmp/wrong"
+    head -c 16M /dev/zero | tr '\0' x >"$work/plain"
+    cp "$work/plain" "$root/tmp/plain"
+    given=(DBS_VOLUME_PASSPHRASE_FILE=/tmp/passphrase)
+    inside "$1" --quiet volume import --encrypt secret /tmp/plain
+    ! lies_open || fail "what is encrypted lies open in the store"
+    inside "$1" --quiet volume export secret /tmp/opened
+    cmp "$work/plain" "$root/tmp/opened"
+    given=()
+    refused 'is locked' inside "$1" volume export secret /tmp/none
+    given=(DBS_VOLUME_PASSPHRASE_FILE=/tmp/wrong)
+    refused 'is locked' inside "$1" volume export secret /tmp/none
+    inside "$1" --quiet volume import open /tmp/plain
+    lies_open || fail "what is not encrypted cannot be found: this test looks in the wrong place"
+}
+
+# backups DBS: of the snapshot v@s, whose content is in $work/written: to a directory, in Longhorn's layout, and to S3 with
+# TLS, encrypted; the server is trusted because the system has its authority.
+backups() {
+    local given=() place=vfs:///tmp/backups
+    mkdir "$root/tmp/backups"
+    inside "$1" --quiet backup create --name first --to disk v@s "$place"
+    inside "$1" --quiet backup restore "$place?backup=first&volume=disk" from-directory
+    inside "$1" --quiet volume export from-directory /tmp/from-directory
+    cmp "$work/written" "$root/tmp/from-directory"
+    # Each root has a place of its own there.
+    place=s3://bucket/$(basename "$root")/$(basename "$store")
+    given=("AWS_ENDPOINTS=https://store.example:$port" AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret
+        DBS_BACKUP_PASSPHRASE_FILE=/tmp/passphrase)
+    mv "$trusted" "$work/nobody"
+    refused 'ca-certificates.*AWS_CERT' inside "$1" backup init --encrypt "$place"
+    mv "$work/nobody" "$trusted"
+    inside "$1" --quiet backup init --encrypt "$place"
+    inside "$1" --quiet backup create --name first --to disk v@s "$place"
+    inside "$1" --quiet backup verify --data "$place?backup=first&volume=disk" >/dev/null
+    inside "$1" --quiet backup restore "$place?backup=first&volume=disk" from-s3
+    inside "$1" --quiet volume export from-s3 /tmp/from-s3
+    cmp "$work/written" "$root/tmp/from-s3"
+}
+
+# tried DBS STORE SERVE...: a store, a volume, a snapshot; what NBD clients write and read, through a kill of the server; an
+# encrypted volume, and backups.
 tried() {
     local dbs=$1 uri
     store=$2
     shift 2
     inside "$dbs" --quiet init "$store" --size 1GiB
     inside "$dbs" --quiet volume create v 16MiB
+    secret "$dbs"
     server "$@"
     uri="nbd+unix:///v?socket=$socket"
     head -c 16M /dev/urandom >"$work/written"
@@ -150,8 +237,15 @@ tried() {
     cmp "$work/written" "$work/read"
     nbdcopy "$uri" "$work/read"
     cmp "$work/later" "$work/read"
+    refused . nbdcopy "${uri/v?/secret?}" "$work/read"
+    given=(DBS_VOLUME_PASSPHRASE_FILE=/tmp/passphrase)
+    inside "$dbs" --quiet volume unlock secret
+    given=()
+    nbdcopy "${uri/v?/secret?}" "$work/read"
+    cmp "$work/plain" "$work/read"
     kill -TERM "$server"
     wait "$server" || fail "the server ends with $?: $(cat "$work/server.log")"
+    backups "$dbs"
     inside "$dbs" --quiet check >/dev/null
     sum=$(sha256sum <"$root$store")
 }
@@ -222,7 +316,7 @@ deb() {
     read -ra command <<<"$(unit /usr/lib/systemd/system/dbs@.service)"
     tried dbs /var/lib/dbs/try.dbs "${command[@]}" --nbd unix:/run/dbs/try.nbd.sock
     echo "DBS_STORE=$store" >"$root/etc/dbs/try.conf"
-    ok "a store, a volume, a snapshot, NBD, kill -9, check"
+    ok "a store, a volume, a snapshot, NBD, kill -9, encryption, backups to S3, check"
     inside sh -c 'dpkg -i /tmp/dbs_*.deb' >"$work/dpkg.log" 2>&1 || fail "$(cat "$work/dpkg.log")"
     inside dpkg --remove dbs >/dev/null
     kept
@@ -248,9 +342,10 @@ longhorn() {
 
 rpm() {
     local package before=$work/before tool
-    package=$(one 'dbs-*.rpm')
+    package=$(one 'dbs-*.x86_64.rpm')
     tool=$(type -P rpm) || missing "rpm (apt-get install rpm)"
-    debian_root rpm
+    # Where Fedora and its kin have them.
+    trust=etc/pki/tls/certs/ca-bundle.crt debian_root rpm
     files >"$before"
     # This root has them under other names.
     "$tool" -qp --requires "$package" | sort -u >"$work/requires"
@@ -284,13 +379,13 @@ tarball() {
     done
     enter "$root"
     files >"$before"
-    tar -xzf "$(one 'dbs-*-linux.tar.gz')" -C "$root/tmp"
-    inside sh -c 'cd /tmp/dbs-*-linux && ./install.sh' >/dev/null
+    tar -xzf "$(one 'dbs-*-x86_64-linux.tar.gz')" -C "$root/tmp"
+    inside sh -c 'cd /tmp/dbs-*-x86_64-linux && ./install.sh' >/dev/null
     read -ra command <<<"$(unit /usr/local/lib/systemd/system/dbs@.service)"
     tried /usr/local/bin/dbs /var/lib/dbs/try.dbs "${command[@]}" --nbd unix:/run/dbs/try.nbd.sock
-    inside sh -c 'cd /tmp/dbs-*-linux && ./install.sh --remove && ./install.sh /opt/dbs' >/dev/null
+    inside sh -c 'cd /tmp/dbs-*-x86_64-linux && ./install.sh --remove && ./install.sh /opt/dbs' >/dev/null
     grep -q '^ExecStart=/opt/dbs/bin/dbs serve' "$root/opt/dbs/lib/systemd/system/dbs@.service" || fail "the unit in /opt"
-    inside sh -c 'cd /tmp/dbs-*-linux && ./install.sh --remove /opt/dbs' >/dev/null
+    inside sh -c 'cd /tmp/dbs-*-x86_64-linux && ./install.sh --remove /opt/dbs' >/dev/null
     find "$root"/{usr,opt} -depth -type d -empty -delete
     kept
     [ ! -e "$root/usr" ] && [ ! -e "$root/opt" ] || fail "left: $(find "$root"/usr "$root"/opt)"
@@ -301,9 +396,9 @@ tarball() {
 image() {
     root=$work/image
     mkdir -p "$root" "$work/oci"
-    tar -xf "$(one 'dbs-*-image.tar')" -C "$work/oci"
+    tar -xf "$(one 'dbs-*-x86_64-image.tar')" -C "$work/oci"
     # Every name of a blob is its sum, and the image is made of the files that lie beside it.
-    python3 - "$work/oci" "$(one 'dbs-*-rootfs.tar.gz')" <<'TRY'
+    python3 - "$work/oci" "$(one 'dbs-*-x86_64-rootfs.tar.gz')" <<'TRY'
 import hashlib, json, pathlib, sys
 
 oci = pathlib.Path(sys.argv[1])
@@ -315,7 +410,7 @@ assert read(manifest["layers"][0]) == open(sys.argv[2], "rb").read()
 config = json.loads(read(manifest["config"]))["config"]
 assert config["Entrypoint"] == ["/usr/bin/dbs"] and config["Cmd"][0] == "serve"
 TRY
-    tar -xzf "$(one 'dbs-*-rootfs.tar.gz')" -C "$root"
+    tar -xzf "$(one 'dbs-*-x86_64-rootfs.tar.gz')" -C "$root"
     [ "$(find "$root" -type f | wc -l)" -eq 5 ] || fail "more in it than there should be: $(find "$root" -type f)"
     enter "$root"
     tried /usr/bin/dbs /data/store.dbs /usr/bin/dbs serve --nbd tcp:0.0.0.0:10809 --nbd unix:/run/dbs/try.nbd.sock
@@ -324,21 +419,55 @@ TRY
 }
 
 wheel() {
-    local file python=${PYTHON:-python3}
-    file=$(one 'dbs-*.whl')
-    [[ $file == *-cp311-abi3-manylinux_2_*_x86_64.whl ]] || fail "$file is not for many Linuxes"
+    local file newest before=$work/before python=${PYTHON:-python3}
+    file=$(one 'dbs-*_x86_64.whl')
+    [[ $file =~ -cp311-abi3-manylinux_2_([0-9]+)_x86_64\.whl$ ]] || fail "$file is not for CPython 3.11 and later, on many Linuxes"
+    # What its tag says is what it needs: no newer glibc, and no library but glibc's and GCC's.
+    "$python" -m zipfile -e "$file" "$work/wheel.files"
+    newest=$(objdump -T "$work/wheel.files/dbs/_dbs.abi3.so" | sed -n 's/.*(GLIBC_2\.\([0-9]*\).*/\1/p' | sort -n | tail -1)
+    [ "$newest" -le "${BASH_REMATCH[1]}" ] || fail "$file needs glibc 2.$newest"
+    if objdump -p "$work/wheel.files/dbs/_dbs.abi3.so" | awk '$1 == "NEEDED" { print $2 }' |
+        grep -vE '^(libc\.so\.6|libm\.so\.6|libgcc_s\.so\.1|ld-linux-x86-64\.so\.2)$'; then
+        fail "$file needs the above"
+    fi
+    debian_root wheel
+    cp "$file" scripts/packages/wheel.py "$root/tmp/"
+    inside python3 -m venv /tmp/venv
+    files >"$before"
+    inside sh -c 'cd /tmp && venv/bin/pip install --quiet --no-index dbs-*.whl && venv/bin/python -I -W error wheel.py /tmp/tried'
+    inside /tmp/venv/bin/pip uninstall --quiet --yes dbs
+    left "$before"
+    ok "wheel: $(basename "$file"), in Debian, $(inside python3 --version)"
+    leave "$root"
     "$python" -m venv "$work/venv"
     "$work/venv/bin/pip" install --quiet --no-index "$file"
-    (cd "$work" && venv/bin/python -I -W error - <<'TRY'
-import dbs
+    "$work/venv/bin/python" -I -W error scripts/packages/wheel.py "$work/tried"
+    ok "wheel: in an empty environment of this machine, $("$python" --version)"
+}
 
-with dbs.Store.init("wheel.dbs", "256MiB") as store:
-    volume = store.create_volume("v", "16MiB")
-    volume.pwrite(b"tried", 1000)
-    assert volume.snapshot("s").pread(5, 1000) == b"tried" and store.check().ok
-TRY
-    )
-    ok "wheel: $(basename "$file"), in an empty environment"
+# Programs for ARM under QEMU's emulation of its processor: the static one, and that of the deb with the libraries of Debian's
+# cross compiler. QEMU has no io_uring.
+arm64() {
+    local name emulator libraries=/usr/aarch64-linux-gnu
+    emulator=$(type -P qemu-aarch64-static) || missing "qemu-aarch64-static (apt-get install qemu-user-static)"
+    [ -e $libraries/lib/ld-linux-aarch64.so.1 ] || missing "ARM's libraries (apt-get install libc6-arm64-cross)"
+    root=$work/arm64
+    mkdir -p "$root"/{bin,static,deb,var/lib/dbs} "$root$libraries"
+    cp "$built/vm/busybox" "$root/bin/sh"
+    cp "$emulator" "$root/bin/emulator"
+    cp -r $libraries/lib "$root$libraries/"
+    tar -xzf "$(one 'dbs-*-aarch64-linux.tar.gz')" --strip-components=1 -C "$root/static"
+    dpkg-deb -x "$(one 'dbs_*_arm64.deb')" "$root/deb"
+    printf '#!/bin/sh\nexec /bin/emulator /static/bin/dbs "$@"\n' >"$root/bin/dbs-static"
+    printf '#!/bin/sh\nexec /bin/emulator -L %s /deb/usr/bin/dbs "$@"\n' $libraries >"$root/bin/dbs-deb"
+    chmod 755 "$root"/bin/*
+    enter "$root"
+    for name in static deb; do
+        rm -rf "${root:?}/tmp"/*
+        tried "/bin/dbs-$name" "/var/lib/dbs/$name.dbs" "/bin/dbs-$name" serve --nbd unix:/run/dbs/try.nbd.sock
+        ok "arm64, $name: $(inside "/bin/dbs-$name" --version), emulated; $(inside "/bin/dbs-$name" info | grep -i driver)"
+    done
+    leave "$root"
 }
 
 boot() {
@@ -346,9 +475,10 @@ boot() {
     ok "boot"
 }
 
+authority
 for kind; do
     case $kind in
-    deb | longhorn | rpm | tarball | image | wheel | boot) ;;
+    deb | longhorn | rpm | tarball | image | wheel | boot | arm64) ;;
     *)
         sed -n '2,/^set/p' "$0" | sed -n 's/^# \{0,1\}//p' >&2
         exit 2

@@ -9,9 +9,9 @@
 #   image     dbs-VERSION-ARCH-image.tar, a container's (OCI), and ...-rootfs.tar.gz, the files in it
 #   wheel     dbs-VERSION-cp311-abi3-manylinux_*.whl
 #
-# ARCH                  amd64 or arm64, this machine's by default. Another machine's deb needs its Rust target, and
-#                       its compiler and binutils (rustup target add aarch64-unknown-linux-gnu; apt-get install
-#                       gcc-aarch64-linux-gnu); the others are made for this machine alone
+# ARCH                  amd64 or arm64, this machine's by default. Another machine's need its Rust targets, and its
+#                       compiler and binutils (rustup target add aarch64-unknown-linux-{gnu,musl}; apt-get install
+#                       gcc-aarch64-linux-gnu). The wheel is made for this machine alone
 # SOURCE_DATE_EPOCH     what everything is dated, in place of the last commit
 # DEBFULLNAME, DEBEMAIL who is named as the maintainer
 set -euo pipefail
@@ -52,11 +52,6 @@ else
     tools=$machine-linux-gnu-
     linker=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<<"$target")_LINKER
     export "$linker=${tools}gcc" "CC_${target//-/_}=${tools}gcc"
-    # shellcheck disable=SC2016 # awk's
-    rustc --print sysroot | xargs -I '{}' test -d '{}'/lib/rustlib/"$target" || {
-        echo "no Rust target $target: rustup target add $target" >&2
-        exit 1
-    }
 fi
 export STRIP=${tools}strip
 
@@ -72,21 +67,23 @@ needs() {
     }
 }
 
-# compiled: `dbs` for the machine of the package, and one that runs here.
+# compiled: `dbs` for the machine of the package.
 compiled() {
     "$cargo" build --release --locked "${cross[@]}" -p dbs-cli
-    if [ -n "$tools" ]; then
-        "$cargo" build --release --locked -p dbs-cli
-    fi
-    DBS_TOOL=$(realpath "$built/release/dbs")
-    export DBS_TOOL
-    man "$DBS_TOOL"
+    tool "$release/dbs"
 }
 
-# man TOOL: the manual pages, packed.
-man() {
+# tool BINARY: sets DBS_TOOL to it, or to one that runs here, and makes the manual pages.
+tool() {
+    DBS_TOOL=$1
+    if [ -n "$tools" ]; then
+        "$cargo" build --release --locked -p dbs-cli
+        DBS_TOOL=$built/release/dbs
+    fi
+    DBS_TOOL=$(realpath "$DBS_TOOL")
+    export DBS_TOOL
     if [ ! -e "$work/man" ]; then
-        "$1" man "$work/man.new" >/dev/null
+        "$DBS_TOOL" man "$work/man.new" >/dev/null
         mv "$work/man.new" "$work/man"
     fi
 }
@@ -240,13 +237,9 @@ rpm() {
 
 # static: the command that needs no libraries. What `make static` says is not for here.
 static() {
-    if [ "$arch" != "$here" ]; then
-        echo "packages.sh: no static binaries for another machine than this" >&2
-        exit 1
-    fi
-    scripts/static.sh dbs >/dev/null
+    MACHINE=$machine scripts/static.sh dbs >/dev/null
     static=$built/$machine-unknown-linux-musl/release/dbs
-    man "$static"
+    tool "$static"
 }
 
 tarball() {
@@ -267,7 +260,7 @@ tarball() {
 image() {
     static
     local root=$work/image name=dbs-$version-$machine-image.tar
-    install -Dsm755 "$static" "$root/usr/bin/dbs"
+    install -Dm755 "$static" "$root/usr/bin/dbs"
     install -d "$root"/{data,dev,etc,proc,sys,tmp,run/dbs}
     chmod 1777 "$root/tmp"
     chmod 700 "$root/run/dbs"
@@ -280,6 +273,10 @@ image() {
 }
 
 wheel() {
+    if [ -n "$tools" ]; then
+        echo "packages.sh: no wheel for another machine than this" >&2
+        exit 1
+    fi
     rm -f "$built"/wheels/dbs-*.whl
     scripts/python.sh wheel >/dev/null
     mv "$built"/wheels/dbs-*.whl "$out/"
@@ -287,7 +284,8 @@ wheel() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- deb longhorn rpm tarball image wheel
+    set -- deb longhorn rpm tarball image
+    [ -n "$tools" ] || set -- "$@" wheel
 fi
 for kind; do
     case $kind in

@@ -2,10 +2,13 @@
 # static.sh [longhorn] [dbs]: builds these commands, statically linked, and puts the debug information of each into
 # a file beside it. An engine image needs a static `longhorn`, because the file is copied out of the image and run in
 # other images. Virtual machines need static commands, because they have no libraries.
+#
+# MACHINE   aarch64, for another machine than this; needs gcc-aarch64-linux-gnu
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
-target=$(uname -m)-unknown-linux-musl
+machine=${MACHINE:-$(uname -m)}
+target=$machine-unknown-linux-musl
 
 options=()
 for name in "${@:-longhorn}"; do
@@ -19,7 +22,18 @@ for name in "${@:-longhorn}"; do
     esac
 done
 
-if ! command -v musl-gcc >/dev/null; then
+tools=
+if [ "$machine" != "$(uname -m)" ]; then
+    # Rust has the linker and musl for it. What GCC's atomics outside of the code call, musl lacks.
+    tools=$machine-linux-gnu-
+    name=${target//-/_}
+    export "CARGO_TARGET_${name^^}_LINKER=rust-lld" "CC_$name=${tools}gcc" "AR_$name=${tools}ar" \
+        "CFLAGS_$name=-mno-outline-atomics"
+    command -v "${tools}gcc" >/dev/null || {
+        echo "static.sh: ${tools}gcc is missing (apt-get install gcc-${tools%-})" >&2
+        exit 1
+    }
+elif ! command -v musl-gcc >/dev/null; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
         echo "installing with apt-get: musl-tools"
         DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends musl-tools
@@ -43,14 +57,14 @@ fi
 
 for name in "${@:-longhorn}"; do
     binary=${CARGO_TARGET_DIR:-target}/$target/release/$name
-    if ! ldd "$binary" 2>&1 | grep -qE 'statically linked|not a dynamic executable'; then
+    if readelf -lW "$binary" | grep -q INTERP; then
         echo "$binary is not linked statically" >&2
         exit 1
     fi
     # What people download has no debug information; a debugger finds it beside.
-    objcopy --only-keep-debug "$binary" "$binary.debug"
-    objcopy --strip-all --add-gnu-debuglink="$binary.debug" "$binary" "$binary.stripped"
+    "${tools}objcopy" --only-keep-debug "$binary" "$binary.debug"
+    "${tools}objcopy" --strip-all --add-gnu-debuglink="$binary.debug" "$binary" "$binary.stripped"
     mv "$binary.stripped" "$binary"
-    "$binary" --version >/dev/null
+    [ -n "$tools" ] || "$binary" --version >/dev/null
     echo "built $binary, static, $(stat -c %s "$binary") bytes"
 done

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # boot.sh DEB DEBIAN VM WORK: boots the Debian in the directory DEBIAN, with its systemd, on the kernel that
-# scripts/vm/prepare.sh keeps in VM, and runs guest.sh in it, which installs DEB. It boots again as long as that asks for it.
+# scripts/vm/prepare.sh keeps in VM, and runs guest.sh in it, which installs DEB as docs/install.md
+# says. It boots again as long as that asks for it.
 # WORK is for its disk.
 set -euo pipefail
 here=$(realpath "$(dirname "$0")")
@@ -15,7 +16,10 @@ command -v qemu-system-x86_64 >/dev/null || {
 
 mkdir -p "$root" "$work/boot.new"/{upper,work}
 mount -t overlay overlay -o "lowerdir=$debian,upperdir=$work/boot.new/upper,workdir=$work/boot.new/work" "$root"
-cp "$deb" "$root/root/dbs.deb"
+cp "$deb" "$root/root/"
+# What docs/install.md says, as it says it, but for the sizes.
+sed -n '/^## From nothing/,/^## Units/p' "$here/../../docs/install.md" | sed -n '/^```sh/,/^```$/{/^```/d;p}' |
+    sed 's/64GiB/2GiB/; s/20GiB/256MiB/' >"$root/root/from-nothing.sh"
 install -m755 "$here/guest.sh" "$root/root/"
 echo '/dev/vda / ext4 defaults 0 0' >"$root/etc/fstab"
 echo vm >"$root/etc/hostname"
@@ -61,9 +65,10 @@ chmod 755 "$work/initrd/init"
 # Each boot says at its end whether there is another one.
 for boot in 1 2; do
     : >"$work/said"
+    # Without no_timer_check the kernel panics at boot if the host is too busy to give it a timer's interrupts in time.
     timeout -k 5 $((300 * patience)) qemu-system-x86_64 -accel "$([ -n "${VM_KVM:-}" ] && echo kvm || echo tcg,thread=multi)" \
         -cpu max -smp 2 -m 1G -nographic -no-reboot -nodefaults -kernel "$vm/vmlinuz" -initrd "$work/initrd.cpio" \
-        -append "console=ttyS0 loglevel=4 panic=-1 rdinit=/init nokaslr tsc=reliable mitigations=off systemd.show_status=no" \
+        -append "console=ttyS0 loglevel=4 panic=-1 rdinit=/init nokaslr tsc=reliable no_timer_check mitigations=off systemd.show_status=no" \
         -serial "file:$work/console" -serial "file:$work/said" \
         -drive "file=$work/boot.img,format=raw,if=virtio,cache=unsafe" </dev/null || true
     tr -d '\r' <"$work/said"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# guest.sh: in the virtual machine of boot.sh, as a service: installs /root/dbs.deb, has systemd run its units, and looks
+# guest.sh: in the virtual machine of boot.sh, as a service: installs /root/dbs_*.deb, has systemd run its units, and looks
 # after the next boot whether all is there. Prints `boot passed` if so; ends the machine in any case.
 set -Eeuo pipefail
 export LC_ALL=C.UTF-8
@@ -40,32 +40,14 @@ becomes_active() {
 first() {
     local pid
 
-    dpkg -i /root/dbs.deb >/dev/null
+    # What docs/install.md says, in the shell of somebody who types it.
+    begun=$EPOCHREALTIME
+    cd /root
+    bash -ex from-nothing.sh >from-nothing.log 2>&1 || fail "$(cat from-nothing.log)"
+    ok "from apt install to a mounted file system and its snapshot, in $(awk "BEGIN { print $EPOCHREALTIME - $begun }") s"
     id dbs >/dev/null
-    ok "dpkg -i, with systemd running"
-
-    # What docs/install.md says, from here.
-    begun=$(date +%s.%N)
-    dbs init /var/lib/dbs/main.dbs --size 2GiB
-    dbs --store /var/lib/dbs/main.dbs volume create data 256MiB
-    cat >/etc/dbs/main.conf <<'CONF'
-DBS_STORE=/var/lib/dbs/main.dbs
-DBS_SERVE=--nbd unix:/run/dbs/main.nbd.sock
-DBS_ATTACH=data
-DBS_BACKUP=data vfs:///srv/backups
-DBS_PRUNE=vfs:///srv/backups --keep-last 2
-CONF
-    cp /etc/dbs/main.conf /etc/dbs/main-backup.conf
-    systemctl enable --now dbs@main dbs-attach@main
-    # The unit has started: its socket is there.
-    nbdinfo --size 'nbd+unix:///data?socket=/run/dbs/main.nbd.sock'
-    mkfs.ext4 -q /dev/dbs/main.dbs/data
-    echo "/dev/dbs/main.dbs/data $data ext4 _netdev,nofail,x-systemd.device-timeout=infinity,x-systemd.requires=dbs-attach@main.service 0 2" >>/etc/fstab
-    systemctl daemon-reload
-    mkdir $data
-    systemctl start srv-data.mount
     mountpoint -q $data
-    printf 'from dbs init to a mounted file system: %s s\n' "$(date +%s.%N) $begun" | awk '{ printf "%s %s %s %s %s %s %s %s %.1f s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9 - $10 }'
+    dbs --store /var/lib/dbs/main.dbs snapshot list data | grep -q monday
     is dbs@main Type notify
     is dbs@main SubState running
     [ "$(stat -c %a /run/dbs)" = 700 ]
@@ -77,7 +59,7 @@ CONF
     dbs snapshot create data@first
     sha256sum $data/file >/root/sum
     pid=$(systemctl show --value -p MainPID dbs@main)
-    dpkg -i /root/dbs.deb >/root/upgrade.log
+    dpkg -i /root/dbs_*.deb >/root/upgrade.log
     grep -q 'systemctl restart dbs@main.service' /root/upgrade.log
     is dbs@main MainPID "$pid"
     ok "an upgrade leaves the server alone, and says so"
@@ -94,6 +76,7 @@ CONF
     ok "restarted, and killed, under a mounted file system: its writers wait"
 
     mkdir /srv/backups
+    printf 'DBS_BACKUP=data vfs:///srv/backups\nDBS_PRUNE=vfs:///srv/backups --keep-last 2\n' >/etc/dbs/main-backup.conf
     systemctl start dbs-backup@main
     dbs backup list vfs:///srv/backups | grep -q data || fail "no backup: $(dbs backup list vfs:///srv/backups)"
     ok "dbs-backup@main"
@@ -115,6 +98,21 @@ CONF
     cmp /root/v /root/v.read
     becomes_active dbs@other
     ok "dbs@other.socket starts the server for its first client, as the user dbs"
+
+    # A server that systemd gives the key of its volumes (docs/security.md).
+    head -c 32 /dev/urandom >/root/vault.key
+    dbs --quiet --store /var/lib/dbs/other.dbs volume create vault 16MiB --encrypt --key-file /root/vault.key
+    mkdir /etc/systemd/system/dbs@other.service.d
+    printf '[Service]\nLoadCredential=vault.key:/root/vault.key\nEnvironment=DBS_VOLUME_KEY_FILE=%%d/vault.key\n' \
+        >/etc/systemd/system/dbs@other.service.d/key.conf
+    systemctl daemon-reload
+    dbs --quiet --store /var/lib/dbs/other.dbs volume lock vault
+    must_fail nbdcopy /root/v "nbd+unix:///vault?socket=$socket"
+    systemctl restart dbs@other
+    nbdcopy /root/v "nbd+unix:///vault?socket=$socket"
+    nbdcopy "nbd+unix:///vault?socket=$socket" /root/v.read
+    cmp /root/v /root/v.read
+    ok "an encrypted volume, by a credential of systemd"
 
     exec 5<$data/file
     must_fail dpkg --remove dbs
@@ -144,7 +142,7 @@ second() {
     [ -s /var/lib/dbs/main.dbs ] && [ -s /var/lib/dbs/other.dbs ] && [ -s /etc/dbs/main.conf ]
     [ -z "$(systemctl list-units --plain --no-legend 'dbs*')" ] || fail "$(systemctl list-units 'dbs*')"
     ok "removed: it is unmounted, detached and stopped; stores and configuration stay"
-    dpkg -i /root/dbs.deb >/dev/null
+    dpkg -i /root/dbs_*.deb >/dev/null
     dbs --store /var/lib/dbs/main.dbs --quiet check
     systemctl start dbs-attach@main
     mount /dev/dbs/main.dbs/data $data

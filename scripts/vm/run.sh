@@ -183,9 +183,10 @@ boot() {
     for disk in ${VM_DISKS:-}; do
         disks+=(-drive "file=$disk,id=more${#disks[@]},$drive" -device "virtio-blk-pci,drive=more${#disks[@]}")
     done
+    # Without no_timer_check the kernel panics at boot if the host is too busy to give it a timer's interrupts in time.
     local command=(qemu-system-x86_64 -accel "$accelerator" -cpu max -smp 2 -m "${VM_MEMORY:-2G}" -nographic -no-reboot
         -nodefaults -kernel "$dir/vmlinuz" -initrd "$machine/initrd"
-        -append "console=ttyS0 loglevel=5 panic=-1 rdinit=/init nokaslr tsc=reliable mitigations=off nosoftlockup"
+        -append "console=ttyS0 loglevel=5 panic=-1 rdinit=/init nokaslr tsc=reliable no_timer_check mitigations=off nosoftlockup"
         -serial "file:$machine/kernel.log"
         -device virtio-serial-pci
         -chardev "stdio,id=out,signal=off" -device virtconsole,chardev=out
@@ -210,7 +211,7 @@ if [ -n "$shell" ]; then
 fi
 
 printf 'Linux %s in QEMU (%s), %s\n' "$(cat "$dir/version")" "$([ -n "${VM_KVM:-}" ] && echo KVM || echo TCG)" "$dbs"
-passed=() failed=() skipped=() again=()
+passed=() failed=() skipped=() again=() took=()
 while [ ${#names[@]} -gt 0 ]; do
     seconds=$boot_seconds
     for name in "${names[@]}"; do
@@ -222,6 +223,7 @@ while [ ${#names[@]} -gt 0 ]; do
     for name in "${names[@]}"; do
         if grep -q "^$name passed" "$machine/status" 2>/dev/null; then
             passed+=("$name")
+            took+=("$name $(sed -n "s/^$name passed //p" "$machine/status")")
         elif grep -q "^$name skipped" "$machine/status" 2>/dev/null; then
             skipped+=("$name")
         elif [ -z "$current" ]; then
@@ -259,6 +261,7 @@ while [ ${#names[@]} -gt 0 ]; do
     names=("${rest[@]}")
 done
 
+[ ${#took[@]} -eq 0 ] || printf '  %s s\n' "${took[@]}"
 printf 'virtual machine: %s passed, %s skipped, %s failed, %s s\n' \
     "${#passed[@]}" "${#skipped[@]}" "${#failed[@]}" "$SECONDS"
 if [ ${#failed[@]} -gt 0 ]; then

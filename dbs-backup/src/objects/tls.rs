@@ -19,6 +19,9 @@ use ureq::unversioned::transport::{
     TransportAdapter,
 };
 
+const NOBODY: &str = "there is nobody whom this system trusts: it has no certificates of authorities, which are often in a \
+                      package ca-certificates";
+
 /// What a connection to a server must show. `certificates` are PEM.
 ///
 /// # Errors
@@ -97,7 +100,7 @@ impl ServerCertVerifier for Verifier {
             return Ok(ServerCertVerified::assertion());
         }
         let Some(usual) = &self.usual else {
-            return Err(rustls::CertificateError::UnknownIssuer.into());
+            return Err(rustls::Error::General(NOBODY.to_owned()));
         };
         usual.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
     }
@@ -234,7 +237,8 @@ mod tests {
         assert!(!verify(&other, "store.example"), "it is not the one that was given");
         let nobody = Verifier::new(RootCertStore::empty(), Vec::new(), &provider).unwrap();
         let name = ServerName::try_from("store.example").unwrap();
-        assert!(nobody.verify_server_cert(&given, &[], &name, &[], UnixTime::now()).is_err());
+        let refused = nobody.verify_server_cert(&given, &[], &name, &[], UnixTime::now());
+        assert!(refused.unwrap_err().to_string().ends_with(NOBODY));
     }
 
     #[test]
