@@ -4,7 +4,7 @@ use crate::disk::{BLOCK, Disk};
 use crate::exercise::{assert_detected, survive};
 use crate::hostile::Hostile;
 use crate::input::Input;
-use crate::sample::{CONTENT_MAX_BYTES, FixedEnv, open};
+use crate::sample::{CONTENT_MAX_BYTES, FixedEnv, contents, open};
 use dbs_core::format::BlockKind;
 use dbs_core::format::crc::crc32c;
 use dbs_core::info::{LostRange, RepairKind, RepairReport};
@@ -63,7 +63,7 @@ pub fn repair(data: &[u8]) {
         let store = open(disk, None, 7, true).expect("a repaired store opens");
         // Of the group before, or with what only the tail knew: that is another content.
         let comparable = hostile.is_comparable() && !journal && tail.is_none();
-        look(&store, &report.lost, &hostile, comparable);
+        look(&store, &report, &hostile, comparable);
     }
     let saves = saved.metadata().unwrap().len() > 0;
     if saves && flags & SPOIL_SAVED != 0 {
@@ -143,25 +143,49 @@ pub(crate) fn saved() -> File {
     File::from(memfd_create(c"saved", MFdFlags::MFD_CLOEXEC).unwrap())
 }
 
-/// What cannot be read is what the report says is lost, and what can be read is as it was, if it is
-/// `comparable`.
-fn look(store: &Store, lost: &[LostRange], hostile: &Hostile, comparable: bool) {
+/// What cannot be read is what the report says is lost, and what can be read is as it was, if it is `comparable`. What is
+/// not there any more was told, and where nothing was lost all is as it was.
+fn look(store: &Store, report: &RepairReport, hostile: &Hostile, comparable: bool) {
+    let told = |kind| report.steps.iter().any(|step| step.kind == kind);
+    if comparable {
+        let (shown, known) = (contents(store), &hostile.sample.contents);
+        if report.lost.is_empty() && !hostile.data {
+            let same = |spec: &&String| shown.get(*spec) == known.get(*spec);
+            let gone: Vec<_> = known.keys().filter(|spec| !same(spec)).collect();
+            let is_told = gone.is_empty() || told(RepairKind::Lost);
+            assert!(is_told, "{gone:?} went without a word: {:?}", report.steps);
+        }
+        if !told(RepairKind::Lost) && !told(RepairKind::Renamed) && !hostile.data {
+            assert_eq!(&shown, known, "nothing was lost by {:?}", report.steps);
+        }
+    }
     for volume in store.volumes(false) {
+        // Damage makes no keys, and neither does a repair.
+        let locked = volume.encryption.as_ref().is_some_and(|key| key.locked);
+        assert!(hostile.mended || volume.encryption.is_none(), "{volume:?}");
         let snapshots = store.snapshots(&volume.name, false).expect("its snapshots are listed");
         let snapshots = snapshots.iter().map(|s| Some(s.name.clone()));
         for snapshot in snapshots.chain([None]) {
             let is_of =
                 |range: &&LostRange| range.volume == volume.name && range.snapshot == snapshot;
-            let lost = lost_blocks(lost.iter().filter(is_of));
+            let lost = lost_blocks(report.lost.iter().filter(is_of));
             let spec = match &snapshot {
                 Some(snapshot) => format!("{}@{snapshot}", volume.name),
                 None => volume.name.clone(),
             };
             let open = store.volume(&spec).expect("what is listed is there");
             let known = hostile.sample.shown.get(&spec).filter(|_| comparable);
-            compare(&open, &spec, &lost, known.map(Vec::as_slice), hostile.data);
+            let known = Known { content: known.map(Vec::as_slice), lost, locked };
+            compare(&open, &spec, &known, hostile.data);
         }
     }
+}
+
+/// What is known of a volume or snapshot.
+struct Known<'a> {
+    content: Option<&'a [u8]>,
+    lost: BTreeSet<u64>,
+    locked: bool,
 }
 
 /// The blocks of the part that is looked at.
@@ -174,26 +198,30 @@ fn lost_blocks<'a>(ranges: impl Iterator<Item = &'a LostRange>) -> BTreeSet<u64>
     ranges.flat_map(of).collect()
 }
 
-fn compare(open: &Volume, spec: &str, lost: &BTreeSet<u64>, known: Option<&[u8]>, data: bool) {
+fn compare(open: &Volume, spec: &str, known: &Known<'_>, data: bool) {
     let end = open.size().min(CONTENT_MAX_BYTES);
     for (index, at) in (0u64..).zip((0..end).step_by(BLOCK)) {
         let mut block = [0; BLOCK];
         let found = &mut block[..(end - at).min(BLOCK as u64) as usize];
         match open.read_at(at, found) {
             Ok(()) => {
-                assert!(!lost.contains(&index), "{spec} {at} was reported as lost, and is not");
-                let same = known.and_then(|known| known.get(at as usize..)).is_none_or(|known| {
-                    let length = known.len().min(found.len());
-                    known[..length] == found[..length]
+                assert!(
+                    !known.lost.contains(&index),
+                    "{spec} {at} was reported as lost, and is not"
+                );
+                assert!(!known.locked, "{spec} {at}: shown without a key");
+                let content = known.content.and_then(|content| content.get(at as usize..));
+                let same = content.is_none_or(|content| {
+                    let length = content.len().min(found.len());
+                    content[..length] == found[..length]
                 });
                 assert!(same, "{spec} {at}: wrong data taken for right");
             }
-            // Nobody has its key, or has it any more: a step says that of the whole volume.
-            Err(error) if error.kind() == ErrorKind::Locked => {}
-            Err(error) if error.to_string().contains("its key is lost") => {}
-            Err(error) if lost.contains(&index) => {
+            Err(error) if known.lost.contains(&index) => {
                 assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
             }
+            // Nobody has its key.
+            Err(error) if known.locked => assert_eq!(error.kind(), ErrorKind::Locked, "{error}"),
             Err(error) => {
                 let damaged = data && error.kind() == ErrorKind::Damaged;
                 assert!(damaged, "{spec} {at}: not reported as lost: {error}");
