@@ -2,7 +2,7 @@
 
 use crate::data_support::{eventually, pattern};
 use crate::fake::{Do, Fake};
-use crate::null::{self, NullLoad};
+use crate::null;
 use crate::support::{SIZE, Volume, address, options, replicas};
 use dbs_core::info::VolumeLimits;
 use dbs_frontend::{Listen, Listener};
@@ -157,25 +157,17 @@ fn hundreds_of_clients_are_served_at_once() {
 fn load_without_a_socket() {
     for reactors in [1, 2] {
         let volume = Volume::new(PathOptions { queue_depth: 16, ..options(reactors) });
-        let load = NullLoad {
-            depth: 32,
-            length: 4096,
-            write_percent: 50,
-            sequential: false,
-            duration: Duration::from_millis(200),
-            seed: 3,
-        };
-        let failed = null::run(&volume.path, &load).unwrap();
+        let failed = null::run(&volume.path);
         assert_eq!((failed.requests, failed.error.as_deref()), (0, Some("no backend available")));
         volume.add(1, &BackendAddress::Null, Mode::Rw);
-        let nothing = null::run(&volume.path, &load).unwrap();
-        assert!(nothing.requests >= 32 && nothing.errors == 0, "{nothing:?}");
+        let nothing = null::run(&volume.path);
+        assert!(nothing.requests >= null::DEPTH as u64 && nothing.errors == 0, "{nothing:?}");
         let replicas = replicas(2);
         for (replica, id) in replicas.iter().zip(2..) {
             volume.add(id, &address(replica), Mode::Rw);
         }
-        let report = null::run(&volume.path, &load).unwrap();
-        assert!(report.requests >= 32 && report.errors == 0, "{report:?}");
+        let report = null::run(&volume.path);
+        assert!(report.requests >= null::DEPTH as u64 && report.errors == 0, "{report:?}");
         assert_eq!(volume.path.stats().in_flight, 0);
     }
 }

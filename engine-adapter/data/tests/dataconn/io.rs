@@ -3,7 +3,6 @@
 use crate::support::{BLOCK, DRIVERS, MIB, Setup, eventually, pattern};
 use longhorn_data::DataOptions;
 use longhorn_testing::ClientError;
-use longhorn_testing::load::{Load, run};
 use longhorn_wire::frame::{Header, Type};
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -311,37 +310,5 @@ fn snapshots_under_load() {
         });
         drop(client);
         replica.finish();
-    }
-}
-
-/// The load generator sees what the server counts.
-#[test]
-fn load_is_what_it_says() {
-    for driver in DRIVERS {
-        let Some(replica) = Setup::with_driver(driver).start() else { continue };
-        let mut load = Load {
-            address: replica.tcp().clone(),
-            connections: 3,
-            depth: 40,
-            length: 4096,
-            size: 16 * MIB,
-            write_percent: 30,
-            sequential: false,
-            duration: Duration::from_secs(1),
-            seed: 1,
-        };
-        let reactor = dbs_reactor::Options { driver, ..Default::default() };
-        let report = run(&load, &reactor).unwrap();
-        assert_eq!((report.errors, report.latency.count()), (0, report.requests));
-        let stats = replica.gate.stats();
-        assert_eq!(stats.requests.iter().sum::<u64>(), report.requests);
-        assert!(stats.requests[0] > 0 && stats.requests[1] > 0, "both kinds");
-        (load.length, load.sequential, load.write_percent) = (1 << 20, true, 100);
-        assert!(run(&load, &reactor).unwrap().requests > 0);
-        (load.size, load.seed) = (32 * MIB, 16);
-        let report = run(&load, &reactor).unwrap();
-        assert!(report.errors > 0 && report.error.unwrap().contains("beyond the end"));
-        drop(replica.service);
-        assert!(run(&load, &reactor).is_err());
     }
 }
