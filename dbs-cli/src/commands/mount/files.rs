@@ -1,8 +1,7 @@
 //! `dbs mount --files`: the file system inside a snapshot or backup, by the kernel's driver, on a loop device
 //! over its file in a mount that nobody sees.
 
-use super::{Server, end_on};
-use crate::signals;
+use super::{POLL, Server, until_unmounted};
 use dbs_core::{Error, ErrorKind, Result, format_size};
 use dbs_fuse::Mount;
 use dbs_fuse::content::{Part, choose, mount_options};
@@ -17,8 +16,6 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often to see whether somebody has unmounted it.
-const POLL: Duration = Duration::from_millis(100);
 /// How long the kernel may take to let go of the loop device.
 const LOOP_PATIENCE: Duration = Duration::from_secs(10);
 /// How the directories of hidden mounts begin.
@@ -146,28 +143,13 @@ fn mount_part(image: &Path, part: &Part, point: &Path) -> Result<Mounted> {
     mounts::at(point)?.ok_or_else(|| Error::busy("somebody unmounted it at once"))
 }
 
-/// Waits until it is unmounted, by whomever; a signal does it here.
+/// Waits until it is unmounted.
 fn wait(mounted: &Mounted, server: &Server<'_>, signals: &mut Signals) -> Result<()> {
-    let mut asked = false;
-    let there = || {
+    let is_there = || {
         let all = mounts::all().unwrap_or_default();
         all.iter().any(|m| m.device == mounted.device && m.source == mounted.source)
     };
-    while there() {
-        if signals::pending(signals, asked).is_some() {
-            end_on(asked);
-            asked = true;
-            if let Err(error) = mounts::unmount(&mounted.point, false) {
-                server.note(&format!(
-                    "{error}; the directory shows nothing any more, and the mount ends when its \
-                     last user closes the files"
-                ));
-                mounts::unmount(&mounted.point, true)?;
-            }
-        }
-        thread::sleep(POLL);
-    }
-    Ok(())
+    until_unmounted(is_there, |lazy| mounts::unmount(&mounted.point, lazy), server, signals)
 }
 
 /// Ends the hidden mount, as soon as the loop device has let go of its file.

@@ -145,22 +145,36 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
 /// Says that something is mounted, and serves it until it is unmounted, by whomever.
 pub fn serve(mount: dbs_fuse::Mount, server: &Server<'_>, signals: &mut Signals) -> Result<()> {
     announce(server, &mount)?;
+    until_unmounted(|| !mount.is_over(), |lazy| mount.unmount(lazy), server, signals)?;
+    mount.close()
+}
+
+/// Waits until nothing is mounted any more, whoever unmounts it; a signal does it here. A second signal ends the process
+/// at once: users of the mount get errors, the store is only read.
+fn until_unmounted(
+    is_there: impl Fn() -> bool,
+    unmount: impl Fn(bool) -> Result<()>,
+    server: &Server<'_>,
+    signals: &mut Signals,
+) -> Result<()> {
     let mut asked = false;
-    while !mount.is_over() {
+    while is_there() {
         if signals::pending(signals, asked).is_some() {
-            end_on(asked);
+            if asked {
+                std::process::exit(i32::from(exit::INTERRUPTED));
+            }
             asked = true;
-            if let Err(error) = mount.unmount(false) {
+            if let Err(error) = unmount(false) {
                 server.note(&format!(
                     "{error}; the directory shows nothing any more, and the mount ends when \
                      its last user closes the files"
                 ));
-                mount.unmount(true)?;
+                unmount(true)?;
             }
         }
         thread::sleep(POLL);
     }
-    mount.close()
+    Ok(())
 }
 
 /// Mounts a store that this process serves.
@@ -189,13 +203,6 @@ pub fn end_served(mount: dbs_fuse::Mount) -> Result<()> {
         mount.unmount(true)?;
     }
     mount.close()
-}
-
-/// A second signal ends the process at once: users of the mount get errors, the store is only read.
-fn end_on(asked_before: bool) {
-    if asked_before {
-        std::process::exit(i32::from(exit::INTERRUPTED));
-    }
 }
 
 fn open(store: &Path, options: &OpenOptions) -> Result<Store> {
