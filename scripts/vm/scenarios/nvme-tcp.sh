@@ -56,11 +56,6 @@ disconnect "$device"
 until_true 30 "an idle server" idle
 dbs --quiet snapshot create base@s
 connect base@s
-is() {
-    local found
-    found=$(cat "$1")
-    [ "$found" = "$2" ] || fail "$1 is $found, not $2"
-}
 is "/sys/block/${device##*/}/ro" 1
 dd if="$device" of="$work/read" bs=1M iflag=direct 2>/dev/null
 cmp "$work/base" "$work/read"
@@ -83,49 +78,7 @@ is "/sys/block/${fs##*/}/uuid" "$(json .uuid volume show fs)"
 [ "$(json '[.[] | select(.kind == "nvme_tcp")] | length' clients --interval 0)" -eq 2 ] || fail "not 2 clients"
 ok "names, write cache, blocks, discard, write-zeroes, clients"
 
-verified raw --filename="$raw" --size=8m --rw=randwrite --bsrange=512-64k --blockalign=512 --ioengine=io_uring --iodepth=32 --direct=1
-verified raw --filename="$raw" --offset=16m --size=16m --rw=write --bs=1m --ioengine=libaio --iodepth=4 --direct=1 --fsync=2
-ok "writes of 512 bytes to 1 MiB with digests, 32 at a time, and flushes"
-random_file "$work/a" 4
-dd if="$work/a" of="$raw" bs=1M seek=40 oflag=direct conv=fsync 2>/dev/null
-blkdiscard --zeroout --offset $((41 << 20)) --length $((1 << 20)) "$raw"
-blkdiscard --offset $((42 << 20)) --length $((1 << 20)) "$raw"
-head -c $((2 << 20)) /dev/zero | dd of="$work/a" bs=1M seek=1 conv=notrunc 2>/dev/null
-dd if="$raw" of="$work/b" bs=1M skip=40 count=4 iflag=direct 2>/dev/null
-cmp "$work/a" "$work/b"
-ok "discard and write-zeroes read as zeros, and nothing beside them is touched"
-
-mkfs.ext4 -q "$fs"
-mkdir -p /mnt/fs
-mount -o errors=panic "$fs" /mnt/fs
-sync
-fstrim /mnt/fs
-empty=$(allocated)
-random_file /mnt/fs/data 64
-sync
-[ "$(allocated)" -ge $((empty + (60 << 20))) ] || fail "64 MiB written, allocated from $empty to $(allocated)"
-rm /mnt/fs/data
-sync
-fstrim /mnt/fs
-freed() {
-    [ "$(allocated)" -le $((empty + (16 << 20))) ]
-}
-until_true 30 "space after fstrim" freed
-ok "ext4 made, filled, trimmed: the store has its space back"
-
-dbs --quiet volume resize fs 192MiB
-grown() {
-    [ "$(blockdev --getsize64 "$fs")" -eq $((192 << 20)) ]
-}
-until_true 10 "the device's new size" grown
-resize2fs "$fs" >"$work/grow.log" 2>&1
-random_file /mnt/fs/behind 140
-sum=$(md5sum </mnt/fs/behind)
-sync
-echo 3 >/proc/sys/vm/drop_caches
-[ "$(md5sum </mnt/fs/behind)" = "$sum" ] || fail "what is behind the old end"
-rm /mnt/fs/behind
-ok "the mounted device has grown, and ext4 with it"
+works_as_a_disk
 
 again() {
     end_server KILL

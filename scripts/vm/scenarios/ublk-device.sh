@@ -7,12 +7,6 @@ start_server
 dbs --quiet volume create v 96MiB
 attach v --queues 2 --depth 64
 queue=/sys/block/${device##*/}/queue
-
-is() {
-    local found
-    found=$(cat "$1")
-    [ "$found" = "$2" ] || fail "$1 is $found, not $2"
-}
 is "$queue/write_cache" "write back"
 is "$queue/fua" 1
 is "$queue/rotational" 0

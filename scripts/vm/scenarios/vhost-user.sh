@@ -20,10 +20,15 @@ host() {
     echo "$answer"
 }
 
+# On the store of the host.
+dbs() {
+    host dbs "$@"
+}
+
 # disk COMMAND SPEC: sets `device`, by the name that the guest is told.
 disk() {
     local uuid found
-    uuid=$(host dbs --json "$1" show "$2" | jq -er .uuid | tr -d -)
+    uuid=$(json .uuid "$1" show "$2" | tr -d -)
     for found in /sys/block/vd*; do
         if [ "$(cat "$found/serial" 2>/dev/null)" = "${uuid:0:20}" ]; then
             device=/dev/${found##*/}
@@ -39,11 +44,6 @@ raw=$device
 disk volume fs
 fs=$device
 queue=/sys/block/${fs##*/}/queue
-is() {
-    local found
-    found=$(cat "$1")
-    [ "$found" = "$2" ] || fail "$1 is $found, not $2"
-}
 is "$queue/write_cache" "write back"
 is "$queue/logical_block_size" 512
 is "$queue/physical_block_size" 4096
@@ -57,53 +57,7 @@ is "/sys/block/${snapshot##*/}/ro" 1
 must_fail dd if=/dev/zero of="$snapshot" bs=4k count=1 oflag=direct
 ok "a snapshot is read, and not written"
 
-verified raw --filename="$raw" --size=8m --rw=randwrite --bsrange=512-64k --blockalign=512 --ioengine=io_uring --iodepth=32 --direct=1
-verified raw --filename="$raw" --offset=16m --size=16m --rw=write --bs=1m --ioengine=libaio --iodepth=4 --direct=1 --fsync=2
-ok "writes of 512 bytes to 1 MiB, 32 at a time, and flushes"
-random_file "$work/a" 4
-dd if="$work/a" of="$raw" bs=1M seek=40 oflag=direct conv=fsync 2>/dev/null
-blkdiscard --zeroout --offset $((41 << 20)) --length $((1 << 20)) "$raw"
-blkdiscard --offset $((42 << 20)) --length $((1 << 20)) "$raw"
-head -c $((2 << 20)) /dev/zero | dd of="$work/a" bs=1M seek=1 conv=notrunc 2>/dev/null
-dd if="$raw" of="$work/b" bs=1M skip=40 count=4 iflag=direct 2>/dev/null
-cmp "$work/a" "$work/b"
-ok "discard and write-zeroes read as zeros, and nothing beside them is touched"
-
-mkfs.ext4 -q "$fs"
-mkdir -p /mnt/fs
-mount -o errors=panic "$fs" /mnt/fs
-sync
-fstrim /mnt/fs
-used() {
-    host dbs --json info | jq -er .allocated
-}
-empty=$(used)
-random_file /mnt/fs/data 64
-sync
-[ "$(used)" -ge $((empty + (60 << 20))) ] || fail "64 MiB written, allocated from $empty to $(used)"
-rm /mnt/fs/data
-sync
-fstrim /mnt/fs
-freed() {
-    [ "$(used)" -le $((empty + (16 << 20))) ]
-}
-until_true 30 "space after fstrim" freed
-ok "ext4 made, filled, trimmed: the store has its space back"
-
-host dbs --quiet volume resize fs 192MiB
-grown() {
-    [ "$(blockdev --getsize64 "$fs")" -eq $((192 << 20)) ]
-}
-until_true 10 "the disk's new size" grown
-resize2fs "$fs" >"$work/grow.log" 2>&1
-random_file /mnt/fs/behind 140
-sum=$(md5sum </mnt/fs/behind)
-sync
-echo 3 >/proc/sys/vm/drop_caches
-[ "$(md5sum </mnt/fs/behind)" = "$sum" ] || fail "what is behind the old end"
-rm /mnt/fs/behind
-ok "the mounted disk has grown, and ext4 with it"
-
+works_as_a_disk
 survives_kills host kill
 
 # As a reboot does: the driver lets go of the disk, and begins anew.
