@@ -23,12 +23,12 @@ pub struct Globals {
     /// Show progress even if the standard error output is no terminal
     #[arg(long, global = true)]
     pub progress: bool,
-    /// A file that volumes of an idle store rest on (raw or qcow2); may be repeated. A served store has it from its
-    /// server
+    /// An image (raw or qcow2) that volumes of an idle store rest on; can be repeated. If a server has the
+    /// store open, give the image to the server instead
     #[arg(long, global = true, env = "DBS_BACKING_FILE", value_name = "FILE")]
     pub backing_file: Vec<PathBuf>,
-    /// The backup that a volume rests on which was restored with --lazy, as that command printed it; may be
-    /// repeated. A served store has it from its server
+    /// URL of the backup that a volume rests on, as `dbs backup restore --lazy` printed it; can be repeated. If a
+    /// server has the store open, give the URL to the server instead
     #[arg(long, global = true, env = "DBS_BACKING_BACKUP", value_name = "URL", value_parser = backup)]
     pub backing_backup: Vec<Url>,
     /// How to do I/O on an idle store

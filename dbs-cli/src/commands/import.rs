@@ -41,7 +41,7 @@ pub struct Import {
     /// Encrypt the volume, as `dbs volume create --encrypt` does. The image stays as it is
     #[arg(long)]
     encrypt: bool,
-    /// File of 32 random bytes that is to unlock it
+    /// File of 32 random bytes, the secret that unlocks the volume
     #[arg(long, value_name = "FILE", requires = "encrypt")]
     key_file: Option<PathBuf>,
 }

@@ -43,17 +43,17 @@ use web::Shown;
 /// store. NBD clients also come in through sockets that systemd passes to the command (socket activation).
 /// A second signal ends the server at once, which is safe.
 ///
-/// Encrypted volumes are locked, after each start, until `dbs volume unlock`: clients are refused, and block devices
-/// that an earlier server has left wait. Those that the secret in DBS_VOLUME_PASSPHRASE, DBS_VOLUME_PASSPHRASE_FILE
-/// (a file whose first line is the passphrase) or DBS_VOLUME_KEY_FILE unlocks are unlocked when they are used, until
-/// `dbs volume lock`. A secret that cannot be read keeps the server from starting.
+/// Encrypted volumes are locked after each start, until `dbs volume unlock`. Clients of a locked volume are refused. A block
+/// device that an earlier server has left waits for the volume. To have volumes unlocked when they are first used, until
+/// `dbs volume lock`, give the server their secret: DBS_VOLUME_PASSPHRASE, DBS_VOLUME_PASSPHRASE_FILE (a file whose first line
+/// is the passphrase) or DBS_VOLUME_KEY_FILE. If the secret cannot be read, the server does not start.
 #[derive(Debug, Args)]
 pub struct Serve {
     /// Listen for NBD clients: unix:PATH, tcp:HOST:PORT, or tcp:PORT for loopback; can be repeated
     #[arg(long, value_name = "ADDRESS")]
     nbd: Vec<Listen>,
-    /// Serve virtual machines on this machine (vhost-user-blk): a socket VOLUME.sock for each volume, and
-    /// VOLUME@SNAPSHOT.sock for reading each snapshot, in this directory, which must be private to the user who
+    /// Serve virtual machines on this machine (vhost-user-blk), with sockets in this directory: VOLUME.sock for each
+    /// volume, and VOLUME@SNAPSHOT.sock for reading each snapshot. The directory must be private to the user who
     /// serves. The sockets come and go with the volumes and snapshots, and obey --export
     #[arg(long, value_name = "DIR", conflicts_with = "user")]
     vhost_user: Option<PathBuf>,
@@ -124,11 +124,11 @@ pub struct Serve {
     /// are not in memory are read from the store. A store without checksums uses no memory for them
     #[arg(long, value_name = "SIZE", value_parser = spec::checksum_cache)]
     checksum_cache: Option<u64>,
-    /// Memory for what extents hold that are written in pieces, and for what look-ups in volumes with
-    /// snapshots have found. 64MiB are enough for 1.3 TiB of extents in pieces. What is not in memory is
-    /// read from the store, or looked up again, which costs a request more the more snapshots there are.
-    /// By default what extents hold stays in memory, up to 85 MiB for each TiB, and what look-ups have
-    /// found has a 32nd of the memory of the machine or container, from 64MiB to 4GiB
+    /// Memory for two things: bitmaps of extents that are written in pieces, and what look-ups in volumes
+    /// with snapshots have found. 64MiB are enough for 1.3 TiB of extents in pieces. A bitmap that is not in
+    /// memory is read from the store. A look-up that is not in memory is made again, which costs a request
+    /// more the more snapshots there are. By default all bitmaps stay in memory, up to 85 MiB for each
+    /// TiB, and look-ups have a 32nd of the memory of the machine or container, from 64MiB to 4GiB
     #[arg(long, value_name = "SIZE", value_parser = spec::size)]
     metadata_memory: Option<u64>,
     /// Serve metrics of the store and its volumes over HTTP, for Prometheus

@@ -31,13 +31,13 @@ pub struct Create {
     /// volume. The store must be idle
     #[arg(long, value_name = "FILE")]
     on: Option<PathBuf>,
-    /// Encrypt what is written to it, with a key that a passphrase or a key file unlocks: --key-file,
+    /// Encrypt what is written to the volume, with a key that a secret unlocks: --key-file,
     /// DBS_VOLUME_PASSPHRASE, DBS_VOLUME_PASSPHRASE_FILE (a file whose first line is the passphrase),
-    /// DBS_VOLUME_KEY_FILE, or a passphrase that is asked for. Without it nobody can read the volume any
-    /// more. Its clones share the key
+    /// DBS_VOLUME_KEY_FILE, or else a passphrase that the command asks for. Without the secret nobody can
+    /// read the volume any more. Clones of the volume share the key
     #[arg(long, conflicts_with = "on")]
     encrypt: bool,
-    /// File of 32 random bytes that is to unlock it
+    /// File of 32 random bytes, the secret that unlocks the volume
     #[arg(long, value_name = "FILE", requires = "encrypt")]
     key_file: Option<PathBuf>,
 }

@@ -21,11 +21,11 @@ const PATIENCE: Duration = Duration::from_secs(6);
 #[derive(Debug, Args)]
 pub struct Web {
     /// Serve a web page that shows the store, its volumes and what they do. With PORT alone it listens on loopback;
-    /// another HOST needs TLS (--tls-dir). Who has the token is let in. The page changes nothing, unless --web-admin
+    /// another HOST needs TLS (--tls-dir). Whoever has the token is let in. Without --web-admin the page changes nothing
     #[arg(long, value_name = "[HOST:]PORT")]
     web: Option<WebAddress>,
-    /// File with the token of the web page. If it is not there it is made, with mode 0600. By default the
-    /// token is another one each time, and part of the address that the command prints
+    /// File with the token of the web page. If the file is not there, the server makes it, with mode 0600. Without
+    /// a file the server makes another token at each start, and prints it as part of the address
     #[arg(long, value_name = "FILE", requires = "web")]
     web_token: Option<PathBuf>,
     /// Name under which browsers ask for the web page, beside localhost, the HOST of --web and addresses; can be

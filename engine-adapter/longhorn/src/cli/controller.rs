@@ -163,14 +163,14 @@ pub struct OurControllerArgs {
     #[arg(env = "DBS_CONTROLLER_METRICS")]
     pub metrics: Option<ListenAddress>,
     /// Serve a web page that shows the volume, its replicas and snapshots, and what goes through it. With PORT
-    /// alone it listens on loopback; another HOST needs TLS (--web-tls-dir). Who has the token (--web-token) is let in. The page
-    /// changes nothing, unless --web-admin. Port 0 stands for any free port, which the log names. What keeps the page
-    /// from being served does not keep the volume from it, and is in the log
+    /// alone it listens on loopback; another HOST needs TLS (--web-tls-dir). Whoever has the token (--web-token) is let in.
+    /// Without --web-admin the page changes nothing. Port 0 stands for any free port, which the log names. If the page
+    /// cannot be served, the volume is served all the same, and the log says why
     #[arg(long, value_name = "[HOST:]PORT")]
     #[arg(env = "DBS_CONTROLLER_WEB")]
     pub web: Option<WebAddress>,
-    /// File with the token of the web page: without one, --web is refused, since a log would have to tell it. If the file
-    /// is not there it is made, with mode 0600
+    /// File with the token of the web page: --web is refused without one, since a log would have to tell it. If the file is
+    /// not there, the controller makes it, with mode 0600
     #[arg(long, value_name = "FILE")]
     #[arg(env = "DBS_CONTROLLER_WEB_TOKEN")]
     pub web_token: Option<PathBuf>,
