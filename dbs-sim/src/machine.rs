@@ -100,7 +100,8 @@ pub struct Machine {
     pub stats: Stats,
     /// Crash images of each moment that is captured.
     pub images_each: usize,
-    forgets: bool,
+    /// There is no memory for bitmaps and look-ups.
+    pub forgets: bool,
     env: Arc<SimEnv>,
     tail: Option<TailPlace>,
     stale_tail: Option<Vec<u8>>,
@@ -122,6 +123,7 @@ pub struct Frozen {
     model: Model,
     number: u32,
     seed: u64,
+    forgets: bool,
 }
 
 impl Machine {
@@ -541,8 +543,8 @@ impl Machine {
         self.alone()?;
         self.disk.revive();
         let tail = self.tail.as_ref().map(|tail| tail.copy_if(true));
-        let Self { disk, model, number, .. } = self;
-        Ok(Frozen { disk: disk.fork(), tail, model, number, seed })
+        let Self { disk, model, number, forgets, .. } = self;
+        Ok(Frozen { disk: disk.fork(), tail, model, number, seed, forgets })
     }
 
     fn settle(&self) -> Result<bool, String> {
@@ -780,7 +782,7 @@ impl Frozen {
             model: self.model.clone(),
             stats: Stats::default(),
             images_each: IMAGES_EACH,
-            forgets: true,
+            forgets: self.forgets,
             env: Arc::new(SimEnv::new(self.seed)),
             tail,
             stale_tail: None,
