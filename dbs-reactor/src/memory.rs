@@ -11,7 +11,8 @@ pub fn give_memory_back() {
     }
 }
 
-#[cfg(all(test, target_env = "gnu"))]
+#[cfg(test)]
+#[cfg(target_env = "gnu")]
 mod tests {
     /// Of this process, in bytes.
     fn resident() -> u64 {
