@@ -70,6 +70,7 @@ mod done;
 mod epoll;
 mod handler;
 mod inherited;
+mod memory;
 mod shared;
 #[cfg(feature = "simulated")]
 mod simulated;
@@ -83,6 +84,7 @@ pub use batch::Batch;
 pub use buffer::{BUFFER_ALIGN, Buf, Buffers};
 pub use handler::{Driver, Handler, Io, Options, has_hung_up};
 pub use inherited::{inherited_sockets, output_was_closed};
+pub use memory::give_memory_back;
 pub use shared::{Payload, SharedBuf};
 #[cfg(feature = "simulated")]
 pub use simulated::{Clock, Left};

@@ -2,11 +2,13 @@
 
 use crate::support::{Place, Run, noise, run};
 use dbs_core::{OpenOptions, Secret, Store, TailPlace};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::pty::openpty;
 use nix::sys::signal::Signal;
 use nix::sys::termios::{LocalFlags, tcgetattr};
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
@@ -209,9 +211,14 @@ fn a_secret_is_read_once_and_what_is_none_keeps_a_server_from_starting() {
     assert_eq!(ended.and_then(|status| status.code()), Some(2));
 }
 
+/// Longer than a command takes, however busy the machine is.
+const HANG_MS: u16 = 60_000;
+
 /// Reads what a terminal shows until it has said this much.
 fn until(master: &mut File, shown: &mut String, what: &str) {
     while !shown.contains(what) {
+        let mut ready = [PollFd::new(master.as_fd(), PollFlags::POLLIN)];
+        assert!(poll(&mut ready, HANG_MS).unwrap() > 0, "no `{what}` after: {shown}");
         let mut piece = [0; 256];
         let count = master.read(&mut piece).unwrap();
         *shown += &String::from_utf8_lossy(&piece[..count]);

@@ -14,3 +14,4 @@ pub mod jobs;
 mod machines;
 pub mod serve;
 pub mod top;
+mod used;

@@ -6,6 +6,7 @@ use crate::clients::{self, Doors};
 use crate::jobs::Jobs;
 use crate::machines;
 use crate::top::{Started, Top};
+use crate::used::Used;
 use dbs_control::api::{self, Progress, Request};
 use dbs_control::{Extra, Service, Session, socket_path};
 use dbs_core::{Error, ErrorKind, IoDriver, OpenOptions, Result, Store};
@@ -680,12 +681,14 @@ struct Past {
 
 fn keep(store: &Store, interval: Duration, chore: Option<&Chore>, stop: &Stop) {
     let mut pause = interval;
+    let mut used = Used::default();
     let mut past = Past { committed: Instant::now(), requests: 0, failed: None };
     let mut failure = String::new();
     while !stop.wait(pause) {
         if let Some(chore) = chore {
             chore();
         }
+        used.look(store.requests(), dbs_reactor::give_memory_back);
         pause = match step(store, interval, &mut past) {
             Ok(pause) => {
                 if past.failed.is_none() {

@@ -233,7 +233,8 @@ impl Mender<'_> {
     }
 }
 
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
+#[cfg(debug_assertions)]
 mod tests {
     use super::*;
     use crate::format::superblock::{INCOMPAT_ENCRYPTED, Superblock};
