@@ -131,7 +131,9 @@ machine=$(mktemp -d "$dir/machine.XXXXXX")
 qemu=
 end() {
     if [ -n "$qemu" ]; then
-        kill -9 "$qemu" 2>/dev/null || true
+        # That is `timeout`, which ends QEMU, unless it is killed itself.
+        kill "$qemu" 2>/dev/null || true
+        wait "$qemu" 2>/dev/null || true
     fi
     rm -rf "$machine"
 }
