@@ -140,6 +140,7 @@ fn a_volume_that_leaves_its_file_cut_off_at_each_operation() {
         let config = Config { tail: false, ..Config::small(3) };
         let images = dbs_sim::adopt::run(&config, below).unwrap();
         println!("adopt, on {below:?}: {images:?} images");
-        assert!(images.iter().all(|count| *count > 2), "only {images:?}");
+        // The second volume goes in the last group: few changes come after it.
+        assert!(images.iter().all(|count| *count > 1), "only {images:?}");
     }
 }
