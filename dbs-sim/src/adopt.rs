@@ -17,7 +17,7 @@ const SNAPSHOTS: u8 = 19;
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = SNAPSHOTS as u64 + 2;
 /// Crash images of each moment.
-const IMAGES: u64 = 6;
+const IMAGES: u64 = 12;
 /// Identity of the file below the snapshots.
 const LOWEST: &str = "the file below";
 /// Changes after which it is taken to have no end.
