@@ -196,7 +196,7 @@ impl Inner {
         meta: &Meta,
         pieces: &[ReadPiece],
     ) -> Result<Vec<Arc<dyn Backing>>> {
-        pieces.iter().filter_map(|piece| piece.base).map(|base| self.file_of(meta, base)).collect()
+        pieces.iter().filter_map(ReadPiece::base).map(|base| self.file_of(meta, base)).collect()
     }
 
     fn file_of(&self, meta: &Meta, base: SnapshotId) -> Result<Arc<dyn Backing>> {
