@@ -5,10 +5,13 @@ use super::entries::{Bits, SPARE_BASE};
 use super::locks::Space;
 use super::{Meta, Snapshot, Step};
 use crate::error::{Error, Result};
+use crate::sabotage::at_once;
 use crate::units::{SnapshotId, VolumeId};
 
 /// Fewer blocks of data than these are never stored in less: an index, and what is in the frames.
 const DATA_MIN: u32 = 3;
+/// Extents looked at under one hold of the metadata lock.
+const EXTENTS_PER_LOOK: u32 = 1024;
 /// Of so many blocks compressing saves one, or is not worth it.
 const SAVED_OF: u32 = 4;
 
@@ -60,21 +63,25 @@ impl Meta {
         layer.map_or(0, |layer| u64::from(layer.layer.extents()))
     }
 
-    /// The first extent of a layer, from a volume extent on, that may be worth compressing; volume extents before it
-    /// that are looked at are counted in `passed`.
+    /// Looks at some extents of a layer, from a volume extent on, up to the first that may be worth compressing: that
+    /// one, how many were looked at, and where to go on; none if there are no more.
     pub fn next_to_compress(
         &self,
         volume: VolumeId,
         layer: SnapshotId,
         from: u32,
-        passed: &mut u64,
-    ) -> Option<(u32, u32)> {
+    ) -> Option<(Option<u32>, u64, u32)> {
         let layer = self.layer_to_compress(volume, layer)?;
-        let mut extents = layer.layer.iter_from(from).filter(|(_, entry)| *entry < SPARE_BASE);
-        extents.find(|(_, entry)| {
-            *passed += 1;
-            !self.entries.is_compressed(*entry) && self.entries.data_blocks(*entry) >= DATA_MIN
-        })
+        let extents = layer.layer.iter_from(from).filter(|(_, entry)| *entry < SPARE_BASE);
+        let (mut passed, mut next) = (0, None);
+        for (logical, entry) in extents.take(at_once(EXTENTS_PER_LOOK) as usize) {
+            (passed, next) = (passed + 1, Some(logical + 1));
+            let data = self.entries.data_blocks(entry);
+            if !self.entries.is_compressed(entry) && data >= DATA_MIN {
+                return Some((Some(entry), passed, logical + 1));
+            }
+        }
+        next.map(|next| (None, passed, next))
     }
 
     /// What an extent holds that is to be compressed. The caller holds the blocks at `lock` exclusively; `None` if that is

@@ -441,24 +441,6 @@ impl Entries {
         rows.bits(index).unwrap_or(NO_BITS)
     }
 
-    /// How the blocks of an entry are known, compressed or not.
-    #[inline]
-    fn bits(&self, id: u32) -> u32 {
-        match self.row_bits(id) {
-            COMPRESSED => self.compressed.bits(id),
-            bits => bits,
-        }
-    }
-
-    fn put_bits(&mut self, id: u32, bits: u32) {
-        let (rows, index) = self.place_mut(id);
-        if rows.bits(index) == Some(COMPRESSED) {
-            self.compressed.set_bits(id, bits);
-        } else {
-            rows.set_bits(index, bits);
-        }
-    }
-
     #[inline]
     fn states_of(&self, id: u32) -> &States {
         if id < SPARE_BASE { &self.states } else { &self.spare_states }

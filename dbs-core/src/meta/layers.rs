@@ -2,7 +2,8 @@
 //! to be in the tree count as part of what builds on them.
 
 use super::entries::{Away, Bits};
-use super::plan::{Far, ReadPiece, push_read, split};
+use super::pieces::{Far, ReadPiece, push_read};
+use super::plan::split;
 use super::{Meta, Snapshot, Step};
 use crate::error;
 use crate::info::{LayerRange, LayerState};

@@ -25,6 +25,7 @@ pub mod merge;
 pub mod names;
 pub mod pace;
 pub mod paging;
+pub mod pieces;
 pub mod plan;
 pub mod prune;
 mod ranges;

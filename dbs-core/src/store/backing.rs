@@ -8,7 +8,7 @@ use crate::info::{BackingInfo, VolumeInfo};
 use crate::meta::Meta;
 use crate::meta::base::encode_base;
 use crate::meta::locks::Space;
-use crate::meta::plan::ReadPiece;
+use crate::meta::pieces::ReadPiece;
 use crate::units::{BLOCK_BYTES, SnapshotId};
 use std::fmt;
 use std::io;

@@ -20,6 +20,8 @@ use std::ops::Range;
 use std::sync::PoisonError;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
+/// When so much was compressed, the extents that had it are given back.
+const GIVE_BACK_BYTES: u64 = 64 << 20;
 
 impl Store {
     /// Compresses extents of a volume (`name`), its head's and those of its snapshots, or of a snapshot
@@ -47,30 +49,44 @@ impl Store {
             let meta = inner.meta();
             report.total = layers.iter().map(|layer| meta.extents_of_layer(id, *layer)).sum();
         }
+        let mut given_back = 0;
         for layer in layers {
-            let mut next = 0;
+            let mut from = 0;
             loop {
-                let found = inner.meta().next_to_compress(id, layer, next, &mut report.done);
+                let found = inner.meta().next_to_compress(id, layer, from);
+                let Some((extent, passed, next)) = found else { break };
+                report.done += passed;
                 report.total = report.total.max(report.done);
-                let Some((logical, extent)) = found else { break };
                 if !progress(&report) {
                     let text = format!("compressing `{spec}` was stopped; run it again to go on");
                     return Err(Error::new(ErrorKind::Interrupted, text));
                 }
                 // Who closes the store does not wait for the rest.
                 inner.check_writable()?;
-                inner.compress_extent(extent, &mut report)?;
+                extent.map_or(Ok(()), |extent| inner.compress_extent(extent, &mut report))?;
                 inner.commit_if_long()?;
-                next = logical + 1;
+                // What is left free would take space below, which may be short.
+                if report.compressed >= given_back + GIVE_BACK_BYTES {
+                    inner.give_back_freed()?;
+                    given_back = report.compressed;
+                }
+                from = next;
             }
         }
-        inner.commit()?;
+        inner.give_back_freed()?;
         progress(&report);
         Ok(report)
     }
 }
 
 impl Inner {
+    /// Gives back what is freed by now.
+    fn give_back_freed(&self) -> Result<()> {
+        self.commit()?;
+        while self.punch(u64::MAX)? > 0 {}
+        Ok(())
+    }
+
     /// Compresses an extent, if that is worth it.
     fn compress_extent(&self, extent: u32, report: &mut CompressReport) -> Result<()> {
         let _step = self.steps.take();

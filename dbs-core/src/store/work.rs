@@ -434,7 +434,7 @@ impl Inner {
     }
 
     /// Gives free extents back to the file system or device, at most so many; how many.
-    fn punch(&self, most: u64) -> Result<u64> {
+    pub(super) fn punch(&self, most: u64) -> Result<u64> {
         let _step = self.steps.take();
         let (extents, geometry) = {
             let mut meta = self.meta();

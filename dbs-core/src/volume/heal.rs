@@ -3,7 +3,7 @@
 use super::{Request, Volume, is_whole, outside};
 use crate::error::{Error, Result};
 use crate::meta::locks::Space;
-use crate::meta::plan::{Far, ReadPiece};
+use crate::meta::pieces::{Far, ReadPiece};
 use crate::units::BLOCK_BYTES;
 
 impl Volume {

@@ -7,7 +7,7 @@ use crate::crypt::DataKey;
 use crate::error::Result;
 use crate::io::ReadRequest;
 use crate::limits::EXTENTS_PER_WRITE;
-use crate::meta::plan::{Far, ReadPiece};
+use crate::meta::pieces::{Far, ReadPiece};
 use crate::meta::{Meta, Step};
 use crate::sabotage::{self, Bug};
 use crate::store::backing::read_file;

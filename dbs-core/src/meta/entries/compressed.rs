@@ -84,6 +84,24 @@ impl Entries {
         self.data.set_bits(id as usize, COMPRESSED);
     }
 
+    /// How the blocks of an entry are known, compressed or not.
+    #[inline]
+    pub(super) fn bits(&self, id: u32) -> u32 {
+        match self.row_bits(id) {
+            COMPRESSED => self.compressed.bits(id),
+            bits => bits,
+        }
+    }
+
+    pub(super) fn put_bits(&mut self, id: u32, bits: u32) {
+        if self.is_compressed(id) {
+            self.compressed.set_bits(id, bits);
+        } else {
+            let (rows, index) = self.place_mut(id);
+            rows.set_bits(index, bits);
+        }
+    }
+
     /// As [`Entries::state`], of a compressed extent.
     ///
     /// # Errors
