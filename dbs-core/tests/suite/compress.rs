@@ -387,3 +387,50 @@ fn compressed_extents_need_no_memory_for_their_bitmaps() {
     assert!(contents(&store)["v"] == wanted);
     is_well(&store);
 }
+
+/// Two who write to the same extents, each its own blocks, and one who reads, while all is compressed again and again, and
+/// snapshots come and go.
+#[test]
+fn others_read_and_write_while_extents_are_compressed() {
+    const ROUNDS: u8 = 40;
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", 4 * EXTENT as u64).unwrap();
+    let blocks = 4 * EXTENT / BLOCK;
+    store.volume("v").unwrap().write_at(0, &pattern(0, 4 * EXTENT), false).unwrap();
+    let block = |at: usize, round: u8| pattern(at as u8 ^ round.wrapping_mul(37), BLOCK);
+    let write = |first: usize| {
+        let volume = store.volume("v").unwrap();
+        for round in 1..=ROUNDS {
+            for at in (first..blocks).step_by(2) {
+                volume.write_at((at * BLOCK) as u64, &block(at, round), false).unwrap();
+                assert!(read(&volume, (at * BLOCK) as u64, BLOCK) == block(at, round), "{at}");
+            }
+        }
+    };
+    let compressed = std::thread::scope(|scope| {
+        let writers = [scope.spawn(|| write(0)), scope.spawn(|| write(1))];
+        let mut compressed = 0;
+        while writers.iter().any(|writer| !writer.is_finished()) {
+            compressed += compress(&store, "v").compressed;
+            store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+            let before = read(&store.volume("v@s").unwrap(), 0, 4 * EXTENT);
+            compressed += compress(&store, "v@s").compressed;
+            assert!(read(&store.volume("v@s").unwrap(), 0, 4 * EXTENT) == before);
+            store.delete_snapshot("v", "s").unwrap();
+            finish_work(&store);
+        }
+        compressed
+    });
+    assert!(compressed > 0);
+    let volume = store.volume("v").unwrap();
+    for at in 0..blocks {
+        assert!(read(&volume, (at * BLOCK) as u64, BLOCK) == block(at, ROUNDS), "{at}");
+    }
+    drop(volume);
+    is_well(&store);
+    store.close().unwrap();
+    let store = open(&disk, 3, false).unwrap();
+    assert!(read(&store.volume("v").unwrap(), 0, BLOCK) == block(0, ROUNDS));
+    is_well(&store);
+}
