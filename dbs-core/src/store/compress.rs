@@ -17,6 +17,7 @@ use crate::meta::names;
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
 use std::ops::Range;
+use std::slice;
 use std::sync::PoisonError;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -114,16 +115,16 @@ impl Inner {
         let Some(stored) = compress(&content, worth(data.count()) as usize) else { return Ok(()) };
         self.announce(INCOMPAT_COMPRESSED)?;
         let (to, _) = self.step(|meta| meta.take_to_move())?;
-        let blocks = (stored.len() / BLOCK) as u16;
+        let (blocks, whole) = ((stored.len() / BLOCK) as u16, 0..stored.len());
         if sabotage::is(Bug::CompressBeforeWritten) {
             self.end_form(extent, to, Some(blocks))?;
             self.commit()?;
-            return self.write_form(to, &stored, &[0..stored.len()], "compressing failed");
+            return self.write_form(to, &stored, slice::from_ref(&whole), "compressing failed");
         }
         // It is durably free. The device may not take it back: then nothing is saved.
         let geometry = self.meta().geometry;
         let _nothing_saved = self.give_back(&[to], &geometry);
-        self.write_form(to, &stored, &[0..stored.len()], "compressing failed")
+        self.write_form(to, &stored, slice::from_ref(&whole), "compressing failed")
             .inspect_err(|_| self.meta().abort_form(to))?;
         self.end_form(extent, to, Some(blocks))?;
         report.compressed += u64::from(data.count()) * BLOCK_BYTES;
