@@ -10,7 +10,7 @@ import struct
 import sys
 import uuid
 
-BLOCK, SPARE_BASE, SEQUENCE_MAX = 4096, 1 << 30, 1 << 62
+BLOCK, SPARE_BASE, SEQUENCE_MAX, FRAME = 4096, 1 << 30, 1 << 62, 16384
 HEAD, DELETED, LABELLED, BACKED = 0x1, 0x8, 0x10, 0x40
 VOLUMES, SNAPSHOTS, LABELS, JOURNAL, SPARES, EXTENTS, DATA, SUMS = 1, 2, 3, 4, 5, 6, 7, 8
 MARKED = {VOLUMES: b"DBSv", SNAPSHOTS: b"DBSs", SPARES: b"DBSz", EXTENTS: b"DBSe"}
@@ -35,6 +35,29 @@ def crc32c(data):
     for byte in data:
         crc = TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFF
+
+
+def lz4(data):
+    """Expands a block of LZ4: literals, and matches of what is there by then."""
+
+    def more(length, at):
+        while length >= 15 and data[at] == 255:
+            length, at = length + 255, at + 1
+        return (length + data[at], at + 1) if length >= 15 else (length, at)
+
+    out, at = bytearray(), 0
+    while True:
+        token = data[at]
+        count, at = more(token >> 4, at + 1)
+        out += data[at : at + count]
+        at += count
+        if at >= len(data):
+            return bytes(out)
+        distance = data[at] | data[at + 1] << 8
+        count, at = more(token & 15, at + 2)
+        need(0 < distance <= len(out) and len(out) <= FRAME, "a frame that is no LZ4")
+        for _ in range(count + 4):
+            out.append(out[-distance])
 
 
 class Backing:
@@ -77,7 +100,7 @@ class Superblock:
         self.sequence, place, _, self.features, incompat, _, self.size, self.extent = struct.unpack_from("<8Q", block, 32)
         self.clean, *self.marks = struct.unpack_from("<Q4I", block, 120)
         need(place == address, "superblock: written for another place")
-        need(incompat & ~13 == 0, f"superblock: unknown features {incompat:#x}, or a repair that was cut off")
+        need(incompat & ~45 == 0, f"superblock: unknown features {incompat:#x}, or a repair that was cut off")
         need(1 <= self.sequence <= SEQUENCE_MAX and self.clean <= SEQUENCE_MAX, "superblock: sequence")
         need(self.extent in [1 << n for n in range(16, 23)], "superblock: extent size")
         table = {kind: struct.unpack_from("<IIQQ", block, 120 + 24 * kind) for kind in range(1, 17)}
@@ -93,7 +116,7 @@ class Superblock:
 class Store:
     def __init__(self, path, tail=None, verify=True, backing=()):
         self.file = os.open(path, os.O_RDONLY)
-        self.given, self.labels = [Backing(each) for each in backing], {}
+        self.given, self.labels, self.expanded = [Backing(each) for each in backing], {}, (None, b"")
         self.find_superblock(os.lseek(self.file, 0, os.SEEK_END))
         self.per_extent = self.super.extent // BLOCK
         self.entry = 16 + self.per_extent // 4
@@ -266,7 +289,7 @@ class Store:
 
     def find_layers(self):
         """Sections 6 and 7."""
-        self.volumes, self.snapshots, self.layers, self.bases = {}, {}, {}, {}
+        self.volumes, self.snapshots, self.layers, self.bases, self.stored = {}, {}, {}, {}, {}
         for number, slot in self.items(VOLUMES, 504):
             uid, size, made, _, head, _, length = struct.unpack_from("<16sQQQIIH", slot)
             self.volumes[slot[64 : 64 + length].decode()] = (number + 1, head, size, made, uid)
@@ -292,7 +315,10 @@ class Store:
                     continue
                 data, zero = (int.from_bytes(bits, "little") for bits in (item[16 : 16 + half], item[16 + half :]))
                 need(data & zero == 0 and logical not in entries, f"region {region}: entry {number}")
+                need(state == 0 or (region == EXTENTS and state & 0xFFFF == 1), f"region {region}: state of entry {number}")
                 entries[logical] = (number, data, zero)
+                if state:
+                    self.stored[number] = state >> 16
 
     def label(self, slot):
         """Section 6: the text of a base's only label."""
@@ -351,6 +377,33 @@ class Store:
             wanted = self.pages[block // 1008][block % 1008]
             need(wanted in (0, crc32c(data[at : at + BLOCK]) or 1), f"data region: block {block} is not what was written")
 
+    def blocks_of(self, extent, block, count):
+        first = extent * self.per_extent + block
+        data = self.read(self.super.regions[DATA][0] + BLOCK * first, BLOCK * count)
+        if self.verify:
+            self.compare(first, data)
+        return data
+
+    def expand(self, extent):
+        """Section 24: what a compressed extent holds. The last one is remembered."""
+        if self.expanded[0] != extent:
+            stored, frames = self.blocks_of(extent, 0, self.stored[extent]), self.super.extent // FRAME
+            magic, crc, count = struct.unpack_from("<4sII", stored)
+            right = (magic, count) == (b"DBSi", frames) and crc32c(stored[:4] + bytes(4) + stored[8:BLOCK]) == crc
+            need(right, f"data region: extent {extent}: no index of what is compressed")
+            out, at = [], BLOCK
+            for frame in range(frames):
+                crc, length = struct.unpack_from("<IH", stored, 16 + 8 * frame)
+                data = stored[at : at + length]
+                try:
+                    out.append(bytes(FRAME) if length == 0 else data if length == FRAME else lz4(data))
+                except IndexError:
+                    out.append(b"")
+                need(len(out[-1]) == FRAME and crc32c(out[-1]) == crc, f"data region: extent {extent}: frame {frame} is damaged")
+                at += length
+            self.expanded = (extent, b"".join(out))
+        return self.expanded[1]
+
     def export(self, snapshot, size, path):
         with open(path, "xb") as file:
             try:
@@ -369,10 +422,10 @@ class Store:
                     need(found, f"what byte {at} holds is in a backing file, give it with --backing: {label}")
                     os.pwrite(file.fileno(), found.at(at, BLOCK * count)[: max(0, size - at)], at)
                     continue
-                first = extent * self.per_extent + block
-                data = self.read(self.super.regions[DATA][0] + BLOCK * first, BLOCK * count)
-                if self.verify:
-                    self.compare(first, data)
+                if extent in self.stored:
+                    data = self.expand(extent)[BLOCK * block : BLOCK * (block + count)]
+                else:
+                    data = self.blocks_of(extent, block, count)
                 os.pwrite(file.fileno(), data[: max(0, size - at)], at)
 
     def all(self):

@@ -90,6 +90,7 @@ pub enum VolumeCommand {
     Diff(volume::Diff),
     Du(volume::Du),
     Trim(volume::Trim),
+    Compress(volume::Compress),
 }
 
 /// Commands on snapshots.
@@ -187,6 +188,7 @@ fn run_volume(command: VolumeCommand, context: &Context) -> Result<()> {
         VolumeCommand::Diff(command) => command.run(context),
         VolumeCommand::Du(command) => command.run(context),
         VolumeCommand::Trim(command) => command.run(context),
+        VolumeCommand::Compress(command) => command.run(context),
     }
 }
 

@@ -222,6 +222,7 @@ fn is_long(request: &Request) -> bool {
             | R::VolumeFlatten { .. }
             | R::VolumeTrim
             | R::VolumeRelease { .. }
+            | R::VolumeCompress { .. }
             | R::Work { .. }
     )
 }
@@ -233,6 +234,7 @@ fn label(request: &Request) -> &'static str {
         Request::Scrub { .. } => "scrubbing",
         Request::VolumeTrim => "reclaiming space",
         Request::VolumeRelease { .. } => "looking for zeros",
+        Request::VolumeCompress { .. } => "compressing",
         _ => "working",
     }
 }

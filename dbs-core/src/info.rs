@@ -13,6 +13,10 @@ use std::fmt;
 /// Labels of a snapshot.
 pub type Labels = BTreeMap<String, String>;
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// The store as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -35,6 +39,12 @@ pub struct StoreInfo {
     pub extents_pending: u64,
     /// Bytes of data extents in use.
     pub allocated: u64,
+    /// Of that, bytes of data that are compressed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub compressed: u64,
+    /// Bytes that these are stored in.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub compressed_stored: u64,
     /// Bytes of data extents that can be allocated now.
     #[serde(default)]
     pub free: u64,
@@ -166,6 +176,23 @@ pub struct ScrubReport {
     /// Bytes of the data region that are done, of `total`; an earlier call may have done some.
     pub done: u64,
     /// Bytes of the data region to look at.
+    pub total: u64,
+}
+
+/// What [`Store::compress`](crate::Store::compress) has done.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompressReport {
+    /// Bytes of data that were tried.
+    pub checked: u64,
+    /// Of those the ones that are compressed now.
+    pub compressed: u64,
+    /// Bytes that these take on the device.
+    pub stored: u64,
+    /// Bytes of extents that are left as they are, as they are damaged or cannot be read.
+    pub unreadable: u64,
+    /// Extents passed.
+    pub done: u64,
+    /// Extents there are.
     pub total: u64,
 }
 

@@ -187,4 +187,10 @@ planted_bugs! {
     OverwriteBeforeTail,
     /// The number of an encrypted block is that of its place on the device, which other blocks may get.
     TweakByPlace,
+    /// The entry of an extent says that it is compressed before the compressed blocks are written.
+    CompressBeforeWritten,
+    /// The entry of an extent says that it is expanded before its blocks are written.
+    ExpandBeforeWritten,
+    /// What is compressed or expanded shows its parent where it was zero.
+    ExpandForgetsZeros,
 }

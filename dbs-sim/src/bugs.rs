@@ -3,7 +3,7 @@
 use crate::machine::Config;
 use crate::runner;
 use crate::step::images_taken;
-use crate::threshold::{self, Kind, cases};
+use crate::threshold::{self, Kind, cases, compressed};
 use dbs_core::sabotage::{Bug, set};
 
 /// Where each planted bug was found by the last `dbs-sim bugs`.
@@ -33,6 +33,10 @@ const REQUEST_BUGS: [Bug; 6] = [
 /// Bugs that histories of bitmaps that leave memory are for.
 const PAGING_BUGS: [Bug; 4] =
     [Bug::DirtyBitmapsGo, Bug::OlderBitmapsCome, Bug::PlannedBitmapsGo, Bug::FillHeldJournal];
+
+/// Bugs that commands on compressed extents are for.
+const COMPRESS_BUGS: [Bug; 3] =
+    [Bug::CompressBeforeWritten, Bug::ExpandBeforeWritten, Bug::ExpandForgetsZeros];
 
 /// A way of looking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +76,8 @@ enum Place {
     Flushes(u64),
     /// A history of requests beside one another.
     Requests(u64),
+    /// Commands on compressed extents, with power lost at each change of the disk.
+    Compressed(u64),
     /// A metadata block that stays unreadable while its bitmaps are away.
     Parked,
     /// A history of bitmaps that leave memory.
@@ -127,6 +133,7 @@ impl Way {
                 vec![Place::Commands],
                 some(&INTENT_BUGS, (0..200).map(Place::Groups).collect()),
                 some(&[Bug::FillHeldJournal], vec![Place::Parked]),
+                some(&COMPRESS_BUGS, vec![Place::Compressed(7)]),
                 some(&PAGING_BUGS, (0..200).map(Place::Bitmaps).collect()),
                 some(&REQUEST_BUGS, vec![Place::Held, Place::Excluding]),
                 some(&REQUEST_BUGS, (0..600).map(Place::Requests).collect()),
@@ -166,6 +173,7 @@ fn known(bug: Bug) -> Option<Place> {
         "Groups" => Place::Groups(seed),
         "Flushes" => Place::Flushes(seed),
         "Requests" => Place::Requests(seed),
+        "Compressed" => Place::Compressed(seed),
         "Parked" => Place::Parked,
         "Bitmaps" => Place::Bitmaps(seed),
         "Trees" => Place::Trees(seed),
@@ -200,6 +208,9 @@ impl Place {
             Self::Groups(seed) => crate::intent::run(seed).err(),
             Self::Flushes(seed) => crate::ringed::run(seed).err(),
             Self::Requests(seed) => crate::requests::run(seed).err(),
+            Self::Compressed(seed) => compressed()
+                .iter()
+                .find_map(|case| threshold::run(case, Kind::PowerLoss, &tail(false, seed)).err()),
             Self::Parked => crate::paging::parked().err(),
             Self::Bitmaps(seed) => crate::paging::run(seed).err(),
             Self::Trees(seed) => {

@@ -49,6 +49,7 @@ pub fn note(op: &Op, fate: Fate, model: &Model, scene: &Scene<'_>) {
         ("all", true),
         ("flatten", matches!(scene.job, Some(Long::Flatten { .. }))),
         ("flatten, same volume", of.is_some_and(|volume| volume.busy)),
+        ("compress", matches!(scene.job, Some(Long::Compress { .. }))),
         ("vacuum", scene.job == Some(Long::Vacuum)),
         ("scrub", scene.job == Some(Long::Scrub)),
         ("relearn", scene.job == Some(Long::Relearn)),

@@ -18,6 +18,11 @@ const WEIGHTS: [u32; KINDS] =
 const TREES: [u32; KINDS] =
     [6, 0, 1, 8, 10, 0, 14, 10, 0, 0, 16, 24, 40, 2, 1, 1, 1, 1, 30, 1, 2, 40, 0, 2, 2, 0, 0];
 
+/// Whether extents are compressed in the history of a seed; those that planted.md names are others.
+fn compresses(seed: u64) -> bool {
+    seed % 8 == 6
+}
+
 /// Makes the steps of one seed's history.
 pub struct Generator {
     rng: fastrand::Rng,
@@ -29,6 +34,8 @@ pub struct Generator {
     trees: bool,
     /// Nothing but heads is read for long.
     heads: bool,
+    /// Extents are compressed now and then.
+    compresses: bool,
     /// Operations of such an order that are still to come.
     plan: VecDeque<Op>,
 }
@@ -50,7 +57,9 @@ impl Generator {
         weights[0] = weights[0].max(8);
         weights[12] = weights[12].max(60);
         let disturbed = rng.u8(40..=160);
-        Self { rng, weights, disturbed, trees: false, heads: false, plan: VecDeque::new() }
+        let compresses = compresses(seed);
+        let plan = VecDeque::new();
+        Self { rng, weights, disturbed, trees: false, heads: false, compresses, plan }
     }
 
     /// A generator of histories without crashes, about trees that change under handles and slow reads; in a
@@ -60,7 +69,8 @@ impl Generator {
         let mut rng = fastrand::Rng::with_seed(seed ^ 0x7ee5);
         let weights = TREES.map(|weight| weight * [1, 1, 2, 4][rng.usize(0..4)]);
         let disturbed = if seed % 4 == 3 { 12 } else { 0 };
-        Self { rng, weights, disturbed, trees: true, heads: seed % 4 == 1, plan: VecDeque::new() }
+        let (heads, compresses, plan) = (seed % 4 == 1, compresses(seed), VecDeque::new());
+        Self { rng, weights, disturbed, trees: true, heads, compresses, plan }
     }
 
     /// The machine of this seed.
@@ -102,6 +112,8 @@ impl Generator {
             self.go_on()
         } else if model.volumes.values().any(|v| v.secret.is_some()) && self.rng.u8(0..32) == 0 {
             Op::Rekey { vol: self.place(model, false).0 }
+        } else if self.compresses && self.rng.u8(0..12) == 0 {
+            self.compress(model)
         } else {
             self.planned(model).unwrap_or_else(|| self.op(model))
         };
@@ -272,6 +284,15 @@ impl Generator {
         match stands {
             true => Op::Begin { long: Long::Flatten { vol } },
             false => Op::Flatten { vol, limit: self.rng.u8(0..6) },
+        }
+    }
+
+    fn compress(&mut self, model: &Model) -> Op {
+        let (vol, snap) = self.place(model, true);
+        match self.rng.u8(0..8) {
+            0..2 => Op::Begin { long: Long::Compress { vol } },
+            2..5 => Op::Compress { vol, snap: Some(snap), limit: u8::MAX },
+            limit => Op::Compress { vol, snap: None, limit: if limit < 7 { u8::MAX } else { 2 } },
         }
     }
 

@@ -1,7 +1,7 @@
 //! A long call that stands still between two of its steps, or about a read of the disk.
 
 use crate::disk::at_next_read;
-use crate::op::{Long, volume_name};
+use crate::op::{Long, snapshot_name, volume_name};
 use crate::standing::{Stand, Standing, State};
 use dbs_core::{Error, ErrorKind, Store};
 use std::rc::Rc;
@@ -37,6 +37,19 @@ impl Job {
                 };
                 let flattened = flatten(&store, vol, &mut step);
                 flattened.or_else(|error| if stood { not_rebuilt(error) } else { Err(error) })
+            }
+            Long::Compress { vol } => {
+                let mut stood = false;
+                let mut step = |_, _| {
+                    stood = true;
+                    stand.still()
+                };
+                let compressed = compress(&store, (vol, None), &mut step);
+                // Meanwhile the store may fill up.
+                compressed.or_else(|error| match error.kind() {
+                    ErrorKind::NoSpace if stood => Ok(()),
+                    _ => Err(error),
+                })
             }
             Long::Vacuum => store.vacuum(&mut |_, _| stand.still()).map(drop).or_else(not_stopped),
             Long::Scrub => scrub(&store, stand),
@@ -90,6 +103,18 @@ pub(crate) fn flatten(
         }
         flattened => flattened.or_else(not_stopped),
     }
+}
+
+/// Compresses a volume or snapshot; it may be stopped. Data that the disk cannot read is left as it is.
+pub(crate) fn compress(
+    store: &Store,
+    (vol, snap): (u8, Option<u8>),
+    step: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<(), Error> {
+    let name = volume_name(vol);
+    let spec = snap.map_or_else(|| name.clone(), |snap| format!("{name}@{}", snapshot_name(snap)));
+    let compressed = store.compress(&spec, &mut |report| step(report.done, report.total));
+    compressed.map(drop).or_else(not_stopped)
 }
 
 /// A rebuild of the volume began while a flatten of it stood still; it may have ended.

@@ -712,7 +712,7 @@ impl Machine {
     fn begin_job(&mut self, store: &Store, long: Long) -> Result<(), Error> {
         let id = match long {
             Long::Flatten { vol } => self.model.volume_mut(vol).map_or(0, |v| v.id),
-            Long::Vacuum | Long::Scrub | Long::Relearn => 0,
+            Long::Compress { .. } | Long::Vacuum | Long::Scrub | Long::Relearn => 0,
         };
         self.keep_job(Job::begin(store, long, id))
     }
@@ -751,7 +751,7 @@ impl Machine {
     /// Whether an operation would wait for the call that stands still, or be refused for it.
     fn waits_for_job(&self, op: &Op) -> bool {
         let Some(job) = &self.job else { return false };
-        let long = matches!(op, Op::Flatten { .. } | Op::Vacuum { .. });
+        let long = matches!(op, Op::Flatten { .. } | Op::Compress { .. } | Op::Vacuum { .. });
         (long && job.long.has_turn())
             || matches!(op, Op::Begin { .. })
             || (job.long == Long::Vacuum && matches!(op, Op::Grow { .. }))

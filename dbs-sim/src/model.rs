@@ -135,6 +135,8 @@ impl Model {
                 true => Err(vec![ErrorKind::Busy]),
                 false => Ok(()),
             },
+            Op::Compress { vol, snap, .. } => self.compress(vol, snap),
+            Op::Begin { long: Long::Compress { vol } } => self.compress(vol, None),
             Op::Discard { vol, at, len } => self.discard(vol, at, len),
             Op::Prune { vol, at, len } => self.prune(vol, at, len),
             Op::Hold { vol } => {
@@ -149,6 +151,18 @@ impl Model {
             }
             _ => self.apply_to_snapshot(op),
         }
+    }
+
+    /// What is read stays.
+    fn compress(&mut self, vol: u8, snap: Option<u8>) -> Result<(), Refusal> {
+        if let Some(snap) = snap {
+            self.snapshot_mut(vol, snap)?;
+        }
+        let volume = self.volume_mut(vol)?;
+        if volume.rebuilding {
+            return Err(vec![ErrorKind::Busy]);
+        }
+        if volume.secret.is_some() { Err(vec![ErrorKind::Unsupported]) } else { Ok(()) }
     }
 
     fn apply_to_snapshot(&mut self, op: &Op) -> Result<(), Refusal> {

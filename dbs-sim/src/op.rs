@@ -109,6 +109,12 @@ pub enum Op {
         vol: u8,
         limit: u8,
     },
+    /// Compresses what a volume or a snapshot of it holds; stops after `limit` calls of its progress function.
+    Compress {
+        vol: u8,
+        snap: Option<u8>,
+        limit: u8,
+    },
     Prune {
         vol: u8,
         at: u16,
@@ -212,6 +218,7 @@ pub enum Op {
 #[expect(missing_docs, reason = "the fields are what they say")]
 pub enum Long {
     Flatten { vol: u8 },
+    Compress { vol: u8 },
     Vacuum,
     Scrub,
     Relearn,
@@ -221,7 +228,7 @@ impl Long {
     /// Whether it has the turn of background work, so that others wait.
     #[must_use]
     pub fn has_turn(self) -> bool {
-        matches!(self, Self::Flatten { .. } | Self::Vacuum)
+        matches!(self, Self::Flatten { .. } | Self::Compress { .. } | Self::Vacuum)
     }
 }
 

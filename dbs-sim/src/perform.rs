@@ -2,7 +2,7 @@
 
 use crate::content::{SECTOR, SECTORS, Tag, fill};
 use crate::image;
-use crate::job::{flatten, not_stopped};
+use crate::job::{compress, flatten, not_stopped};
 use crate::op::{Long, Op, labels, snapshot_name, volume_name};
 use crate::rebuild::link_marks;
 use dbs_core::store::{Link, SnapshotOptions};
@@ -41,6 +41,7 @@ pub fn perform_beside(store: &Store, op: &Op, tag: Tag, job: Option<Long>) -> Re
             store.clone_volume(&volume_name(vol), &snapshot_name(snap), &volume_name(new)).map(drop)
         }
         Op::Flatten { vol, limit } => flatten(store, vol, &mut countdown(limit)),
+        Op::Compress { vol, snap, limit } => compress(store, (vol, snap), &mut countdown(limit)),
         Op::Write { vol, at, len, fua } => {
             let mut buf = vec![0; bytes(len) as usize];
             fill(&mut buf, u64::from(at), tag);

@@ -173,7 +173,7 @@ pub(crate) fn full(info: &StoreInfo, op: &Op) -> Result<(), String> {
             info.extents_free <= needed + RESERVE_EXTENTS
         }
         Op::ZeroLayer { .. } | Op::ClearLayer { .. } => info.extents_free <= RESERVE_EXTENTS + 1,
-        Op::Flatten { .. } | Op::GoOn { .. } | Op::ResizeVolume { .. } => {
+        Op::Flatten { .. } | Op::Compress { .. } | Op::GoOn { .. } | Op::ResizeVolume { .. } => {
             info.extents_free <= RESERVE_EXTENTS + 1
         }
         _ => return Err("it must always be possible".into()),

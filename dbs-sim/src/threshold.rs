@@ -195,6 +195,43 @@ pub fn encrypted() -> Vec<Case> {
     ]
 }
 
+/// Compressing, the first extent of a store among it, and commands on what is compressed.
+#[must_use]
+pub fn compressed() -> Vec<Case> {
+    let all = |vol| Op::Compress { vol, snap: None, limit: u8::MAX };
+    let compress = [all(0), all(1), all(2)];
+    let write = |vol, at, len| Op::Write { vol, at, len, fua: false };
+    let after = |more: &[Op], command| Case { prepare: [&compress[..], more].concat(), command };
+    let delete = |snap| Op::DeleteSnapshot { vol: 0, snap };
+    let zero = Op::WriteZeroes { vol: 0, at: 264, len: 19, fua: true };
+    // Zeros over a snapshot's data, beside data.
+    let zeros = [Op::Discard { vol: 0, at: 160, len: 16 }, write(0, 192, 32)];
+    vec![
+        Case { prepare: zeros.to_vec(), command: all(0) },
+        Case { prepare: [&zeros[..], &[all(0)]].concat(), command: write(0, 195, 3) },
+        Case { prepare: Vec::new(), command: all(0) },
+        Case {
+            prepare: Vec::new(),
+            command: Op::Compress { vol: 0, snap: Some(1), limit: u8::MAX },
+        },
+        after(&[write(0, 260, 9), write(2, 100, 9)], all(0)),
+        after(&[], write(0, 5, 9)),
+        after(&[], Op::Write { vol: 0, at: 250, len: 120, fua: true }),
+        after(&[], write(2, 101, 1)),
+        after(&[], Op::Discard { vol: 2, at: 104, len: 40 }),
+        after(&[Op::Discard { vol: 2, at: 104, len: 40 }], write(2, 150, 3)),
+        after(&[], zero),
+        after(&[], Op::CreateSnapshot { vol: 0, snap: 3, labels: 0 }),
+        after(&[], Op::Rollback { vol: 0, snap: 1, keep_size: true }),
+        after(&[], Op::Flatten { vol: 1, limit: 0 }),
+        after(&[delete(2)], Op::Work { steps: 100 }),
+        after(&[delete(0), delete(1), delete(2)], Op::Work { steps: 100 }),
+        after(&[write(0, 0, 60), delete(2)], Op::Work { steps: 100 }),
+        after(&[Op::DeleteVolume { vol: 1 }], Op::Vacuum { limit: u8::MAX }),
+        after(&[Op::DeleteVolume { vol: 0 }], Op::Work { steps: 100 }),
+    ]
+}
+
 /// A volume being rebuilt: three layers that are not linked yet, data, zeros and holes in each, and
 /// a head that was written to.
 #[must_use]

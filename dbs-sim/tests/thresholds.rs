@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_sim::adopt::Below;
-use dbs_sim::threshold::{Case, Kind, cases, encrypted, run};
+use dbs_sim::threshold::{Case, Kind, cases, compressed, encrypted, run};
 use dbs_sim::{Config, Machine, Stats};
 
 const BOTH: &[bool] = &[true, false];
@@ -101,6 +101,15 @@ fn encrypted_volumes_disturbed_at_each_operation() {
     let config = Config { encrypts: true, ..Config::small(7) };
     for kind in [Kind::Kill, Kind::PowerLoss] {
         all_of(&encrypted(), kind, &[true], &config, 80);
+    }
+}
+
+/// Whatever a crash leaves, each extent is there in one form or the other, whole.
+#[test]
+fn compressed_extents_disturbed_at_each_operation() {
+    for kind in [Kind::Kill, Kind::PowerLoss, Kind::Eio, Kind::ReadEio, Kind::Refused] {
+        let tails = if kind == Kind::PowerLoss { BOTH } else { &[true] };
+        all_of(&compressed(), kind, tails, &Config::small(7), 15);
     }
 }
 

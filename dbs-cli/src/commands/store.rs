@@ -144,6 +144,10 @@ fn describe(info: &StoreInfo) -> String {
         ("snapshots", format!("{} of {}, heads included", info.snapshots, info.snapshots_max)),
         ("driver", info.driver.clone()),
     ];
+    if info.compressed > 0 {
+        let [data, stored] = [info.compressed, info.compressed_stored].map(format_size);
+        rows.push(("compressed", format!("{data} of data, in {stored}")));
+    }
     if let Some(sums) = info.checksums {
         rows.push(("checksums", checksums(&sums)));
     }

@@ -23,6 +23,7 @@ const COMMANDS: &[&str] = &[
     "volume diff a@s a",
     "volume du a",
     "volume trim",
+    "volume compress a@s",
     "snapshot create a@s",
     "snapshot list a",
     "snapshot show a@s",

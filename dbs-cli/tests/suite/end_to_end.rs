@@ -329,6 +329,8 @@ fn every_key_is_documented() {
         "volume du w",
         "volume trim",
         "volume trim w",
+        "volume compress w@s",
+        "info",
         "volume export w file",
         "snapshot list w --usage",
         "snapshot show w@s",

@@ -1,6 +1,7 @@
 //! `docs/format.md` says what the types say, and a change of either shows in review.
 
 use super::block::{BlockHeader, BlockKind, PAYLOAD_BYTES};
+use super::compressed::{IndexFrame, IndexHeader};
 use super::entry::EntryHeader;
 use super::geometry::{LABEL_BLOCKS, RegionKind, SLOTS_PER_BLOCK, SUPERBLOCK_REGION_BYTES};
 use super::journal::{GROUP_BLOCK_BYTES, GroupExtra, Stamp};
@@ -56,6 +57,8 @@ fn layouts() -> Vec<Layout> {
         layout!(GroupExtra: index count crc bytes session),
         layout!(Stamp: sequence crc),
         layout!(SumsExtra: state group reserved),
+        layout!(IndexHeader: magic crc frames reserved),
+        layout!(IndexFrame: crc length reserved),
     ]
 }
 

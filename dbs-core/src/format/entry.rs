@@ -26,7 +26,7 @@ pub struct EntryHeader {
     pub logical: U32,
     /// Spare entries only: volume extents in the zero run; 0 means a zero-only layer (bitmaps).
     pub run: U32,
-    /// [`RUN_LOST`] or zero; room for compression and encryption by extent.
+    /// [`RUN_LOST`], that of a [compressed](super::compressed) extent, or zero.
     pub state: U32,
 }
 

@@ -1,6 +1,7 @@
 //! On-disk format v2: bytes to types and back, no I/O. `docs/format.md` is the specification.
 
 pub mod block;
+pub mod compressed;
 pub mod crc;
 #[cfg(test)]
 mod doc_tests;

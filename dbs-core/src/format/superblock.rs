@@ -30,8 +30,12 @@ pub const RO_COMPAT_SUMS: u64 = 1;
 /// without it would take that away.
 pub const RO_COMPAT_GIVEN: u64 = 1 << 1;
 /// Features that everybody must know.
-pub const INCOMPAT_KNOWN: u64 =
-    INCOMPAT_LOST | INCOMPAT_REPAIRING | INCOMPAT_GROUPS | INCOMPAT_BACKED | INCOMPAT_ENCRYPTED;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_LOST
+    | INCOMPAT_REPAIRING
+    | INCOMPAT_GROUPS
+    | INCOMPAT_BACKED
+    | INCOMPAT_ENCRYPTED
+    | INCOMPAT_COMPRESSED;
 /// There are runs of what is lost: to whoever does not know them, they are zeros.
 pub const INCOMPAT_LOST: u64 = 1;
 /// The metadata is being written anew, and is neither what it was nor what it will be.
@@ -45,6 +49,8 @@ pub const INCOMPAT_BACKED: u64 = 1 << 3;
 /// There are volumes whose data is encrypted: who does not know that would read what nobody wrote, and write what
 /// nobody can read.
 pub const INCOMPAT_ENCRYPTED: u64 = 1 << 4;
+/// There are compressed extents: who does not know that would read their bytes as data.
+pub const INCOMPAT_COMPRESSED: u64 = 1 << 5;
 
 /// What a store says in the middle of a repair.
 pub const INTERRUPTED: &str = "superblock: a repair or restore-metadata of this store was \

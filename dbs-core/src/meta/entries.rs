@@ -2,6 +2,7 @@
 //! bytes, and less among neighbours alike (`rows`). If its blocks are not all alike but for one stretch of them,
 //! it adds a bitmap of its data blocks, and of its zero blocks if it has any.
 
+mod compressed;
 mod ids;
 mod rows;
 mod slab;
@@ -10,11 +11,13 @@ mod stretch;
 
 use super::counts::Counts;
 use super::table::Table;
+use crate::format::compressed::{state_of, stored_by};
 use crate::format::entry::{EntryBytes, EntryHeader, RUN_LOST};
 use crate::format::record::FillState;
+use compressed::AllCompressed;
 use ids::IdBits;
 use rows::{Row, Rows};
-use states::{ABSENT, FULL, NO_BITS, States, is_away};
+use states::{ABSENT, COMPRESSED, FULL, NO_BITS, States, is_away};
 use std::ops::Range;
 use zerocopy::IntoBytes;
 
@@ -53,6 +56,8 @@ pub struct Entries {
     states: States,
     /// Those of spares, which never leave memory.
     spare_states: States,
+    /// What rows say nothing of.
+    compressed: AllCompressed,
     /// Data blocks by owner.
     counts: Counts,
 }
@@ -67,6 +72,7 @@ impl Entries {
             runs: Table::new(0),
             states: States::new(blocks),
             spare_states: States::new(blocks),
+            compressed: AllCompressed::default(),
             counts: Counts::default(),
         }
     }
@@ -190,7 +196,11 @@ impl Entries {
         if self.counts.is_on() {
             self.counts.remove(self.get(id).snapshot, self.data_blocks(id));
         }
-        let bits = self.get(id).bits;
+        let mut bits = self.get(id).bits;
+        if bits == COMPRESSED {
+            self.compressed.data -= u64::from(self.data_blocks(id));
+            bits = self.compressed.remove(id).unwrap_or(NO_BITS);
+        }
         self.set(id, FREE);
         self.states_mut(id).release(bits);
         if id >= SPARE_BASE {
@@ -200,26 +210,33 @@ impl Entries {
 
     /// Sets the state of a range of blocks.
     pub fn fill(&mut self, id: u32, blocks: Range<u32>, state: FillState) {
-        let Row { snapshot, bits, .. } = self.get(id);
+        let Row { snapshot, mut bits, .. } = self.get(id);
         if blocks.is_empty() || (bits == FULL && state == FillState::Data) {
             return;
+        }
+        let is_compressed = bits == COMPRESSED;
+        if is_compressed {
+            debug_assert!(state != FillState::Data, "nothing is written to compressed blocks");
+            bits = self.bits(id);
         }
         let (filled, gained, lost) = self.states_mut(id).fill(bits, &blocks, state);
         self.counts.add(snapshot, gained);
         self.counts.remove(snapshot, lost);
+        if is_compressed {
+            self.compressed.data -= u64::from(lost);
+        }
         if filled != bits {
-            let (rows, index) = self.place_mut(id);
-            rows.set_bits(index, filled);
+            self.put_bits(id, filled);
         }
     }
 
     /// State of one block.
     ///
     /// # Errors
-    /// [`Away`].
+    /// [`Away`], also if it is compressed.
     #[inline]
     pub fn state(&self, id: u32, block: u32) -> Result<FillState, Away> {
-        self.states_of(id).state(self.bits(id), block).ok_or(Away(id))
+        self.states_of(id).state(self.row_bits(id), block).ok_or(Away(id))
     }
 
     /// How the blocks of an entry are known, if that is in memory.
@@ -243,7 +260,7 @@ impl Entries {
         let mut any = false;
         for id in ids {
             if let Some(bits) = self.states.let_go(self.bits(id)) {
-                self.data.set_bits(id as usize, bits);
+                self.put_bits(id, bits);
                 any = true;
             }
         }
@@ -264,7 +281,7 @@ impl Entries {
         let bits = self.states.load(bytes);
         let is_same = self.states.data_blocks(bits) == self.states.data_blocks(old);
         if is_same {
-            self.data.set_bits(id as usize, bits);
+            self.put_bits(id, bits);
         } else {
             self.states.release(bits);
         }
@@ -292,7 +309,7 @@ impl Entries {
             let old = self.bits(id);
             let new = self.states.pack(old);
             if new != old {
-                self.data.set_bits(id as usize, new);
+                self.put_bits(id, new);
             }
         }
     }
@@ -302,9 +319,9 @@ impl Entries {
         self.states.bytes() + self.spare_states.bytes()
     }
 
-    /// Whether all blocks of the range are data; `false` if only the device knows.
+    /// Whether all blocks of the range are data; `false` if only the device knows, and of what is compressed.
     pub fn all_data(&self, id: u32, blocks: &Range<u32>) -> bool {
-        self.states_of(id).all_data(self.bits(id), blocks)
+        self.states_of(id).all_data(self.row_bits(id), blocks)
     }
 
     /// Bitmap of the data blocks.
@@ -338,14 +355,15 @@ impl Entries {
         self.states_of(id).data_blocks(self.bits(id))
     }
 
-    /// Whether all blocks are data.
+    /// Whether all blocks are data, and not compressed.
     pub fn is_full(&self, id: u32) -> bool {
-        self.bits(id) == FULL
+        self.row_bits(id) == FULL
     }
 
-    /// Replaces both bitmaps.
+    /// Replaces both bitmaps. What is compressed stays so.
     pub fn set_bits(&mut self, id: u32, data: &Bits, zero: &Bits) {
         let (snapshot, logical) = (self.get(id).snapshot, self.get(id).logical);
+        let stored = self.stored_blocks(id);
         self.assign(id, snapshot, logical);
         for run in zero.runs(self.blocks()) {
             self.fill(id, run, FillState::Zero);
@@ -353,6 +371,7 @@ impl Entries {
         for run in data.runs(self.blocks()) {
             self.fill(id, run, FillState::Data);
         }
+        stored.into_iter().for_each(|stored| self.set_compressed(id, stored));
     }
 
     /// Sets an entry from its bytes on the device, which the caller has checked.
@@ -371,6 +390,10 @@ impl Entries {
         let bits = self.states_mut(id).load(bytes);
         let (snapshot, logical) = (header.snapshot.get(), header.logical.get());
         self.set(id, Row { snapshot, logical, bits });
+        if id < SPARE_BASE {
+            let stored = stored_by(header.state.get(), self.blocks());
+            stored.into_iter().for_each(|stored| self.set_compressed(id, stored));
+        }
         if self.counts.is_on() {
             self.counts.add(header.snapshot.get(), self.data_blocks(id));
         }
@@ -392,13 +415,18 @@ impl Entries {
             snapshot: entry.snapshot.into(),
             logical: entry.logical.into(),
             run: self.run(id).into(),
-            state: if self.is_lost(id) { RUN_LOST } else { 0 }.into(),
+            state: match self.stored_blocks(id) {
+                Some(stored) => state_of(stored),
+                None if self.is_lost(id) => RUN_LOST,
+                None => 0,
+            }
+            .into(),
         };
         let (head, bitmaps) = out.split_at_mut(crate::format::entry::HEADER_BYTES);
         head.copy_from_slice(header.as_bytes());
         let half = bitmaps.len() / 2;
         let (data, zero) = bitmaps.split_at_mut(half);
-        self.states_of(id).encode(entry.bits, data, zero);
+        self.states_of(id).encode(self.bits(id), data, zero);
     }
 
     fn get(&self, id: u32) -> Row {
@@ -406,8 +434,9 @@ impl Entries {
         rows.get(index).unwrap_or(FREE)
     }
 
+    /// What the row of an entry says of its blocks.
     #[inline]
-    fn bits(&self, id: u32) -> u32 {
+    fn row_bits(&self, id: u32) -> u32 {
         let (rows, index) = self.place(id);
         rows.bits(index).unwrap_or(NO_BITS)
     }

@@ -1,14 +1,14 @@
 //! Detaching a clone: copying down what it shows of other volumes' layers, one volume extent at a
 //! time. No step changes what anything shows, so a crash or a stop in between needs no care.
 
-use super::entries::{Bits, SPARE_BASE};
+use super::entries::{Away, Bits, SPARE_BASE};
 use super::locks::Space;
 use super::merge::Copy;
-use super::view::{LOST, base_of};
-use super::{Meta, Step};
+use super::view::{LOST, base_of, compressed_in};
+use super::{Meta, Step, Stop};
 use crate::error::{Error, Result};
 use crate::format::record::FillState;
-use crate::sabotage::Bug;
+use crate::sabotage::{self, Bug};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 
 /// How one volume extent is copied down.
@@ -28,12 +28,22 @@ pub struct FlattenPlan {
 #[derive(Debug)]
 pub struct MovePlan {
     from: u32,
-    to: u32,
+    /// Where to.
+    pub to: u32,
     /// What it holds: its blocks are held meanwhile.
     data: Bits,
     zero: Bits,
+    /// Blocks that it is stored in by then, if they are compressed.
+    stored: Option<u16>,
     /// To be done before [`Meta::finish_move`].
     pub copies: Vec<Copy>,
+}
+
+impl MovePlan {
+    /// Whether what moves is compressed.
+    pub fn is_compressed(&self) -> bool {
+        self.stored.is_some()
+    }
 }
 
 impl Meta {
@@ -74,7 +84,7 @@ impl Meta {
     /// in the same step, and holds the blocks exclusively.
     ///
     /// # Errors
-    /// [`super::Stop::Space`], [`super::Stop::Room`].
+    /// [`Stop::Space`], [`Stop::Room`], [`Stop::Expand`].
     pub fn plan_flatten(
         &mut self,
         volume: VolumeId,
@@ -106,6 +116,7 @@ impl Meta {
             return Ok(None);
         }
         let (entry, fresh) = match own {
+            Some(entry) if self.entries.is_compressed(entry) => return Err(Stop::Expand(entry)),
             Some(entry) if entry < SPARE_BASE => (entry, false),
             _ => (self.allocate(id, logical)?, true),
         };
@@ -113,12 +124,15 @@ impl Meta {
         let mut copies: Vec<Copy> = Vec::new();
         for (block, source) in sources {
             data = data.or(&Bits::range(&(block..block + 1)));
-            let (from, to) = (self.address(source, block), self.address(entry, block));
+            let far = compressed_in(source);
+            let (from, to) =
+                (self.address(far.unwrap_or(source), block), self.address(entry, block));
+            let (length, expands) = (BLOCK_BYTES, far.is_some());
             match copies.last_mut() {
                 Some(last) if last.from + last.length == from && last.to + last.length == to => {
-                    last.length += BLOCK_BYTES;
+                    last.length += length;
                 }
-                _ => copies.push(Copy { from, to, length: BLOCK_BYTES }),
+                _ => copies.push(Copy { from, to, length, expands }),
             }
         }
         self.use_snapshots(&[id]);
@@ -150,7 +164,7 @@ impl Meta {
     /// would read as zeros without it. Where the rest begins.
     ///
     /// # Errors
-    /// `Corrupt`, `Unsupported`; [`super::Stop::Away`].
+    /// `Corrupt`, `Unsupported`; [`Stop::Away`].
     pub fn check_can_be_cut(&self, id: SnapshotId, from: u32) -> Step<Option<u32>> {
         if self.base_under(id).is_some() {
             return Err(on_file().into());
@@ -194,7 +208,7 @@ impl Meta {
     /// exclusively; `None` if that is not where the extent is, or it is not the one to move any more.
     ///
     /// # Errors
-    /// [`super::Stop::Space`], [`super::Stop::Room`].
+    /// [`Stop::Space`], [`Stop::Room`].
     pub fn plan_move(&mut self, from: u32, lock: Option<(Space, u32)>) -> Step<Option<MovePlan>> {
         let due = self.next_move().is_some_and(|(extent, _)| extent == from);
         if !due || self.move_lock(from) != lock {
@@ -207,15 +221,18 @@ impl Meta {
         if let Some((owner, _)) = self.entries.owner(from) {
             self.use_snapshots(&[SnapshotId(owner)]);
         }
-        let copies = data
+        let stored = self.entries.stored_blocks(from);
+        let blocks = stored.map_or(data, |stored| Bits::range(&(0..u32::from(stored))));
+        let copies = blocks
             .runs(self.blocks_per_extent())
             .map(|run| Copy {
                 from: self.address(from, run.start),
                 to: self.address(to, run.start),
                 length: u64::from(run.end - run.start) * BLOCK_BYTES,
+                expands: false,
             })
             .collect();
-        Ok(Some(MovePlan { from, to, data, zero, copies }))
+        Ok(Some(MovePlan { from, to, data, zero, stored, copies }))
     }
 
     /// The move was not made: its target is free again.
@@ -228,9 +245,24 @@ impl Meta {
         let Some((owner, logical)) = self.entries.owner(plan.from) else { return };
         self.entries.assign(plan.to, owner, logical);
         self.entries.set_bits(plan.to, &plan.data, &plan.zero);
+        plan.stored.into_iter().for_each(|stored| self.entries.set_compressed(plan.to, stored));
         self.layer_mut(SnapshotId(owner), logical..logical + 1).insert(logical, plan.to);
         self.append_entry(plan.to);
         self.free_entry(plan.from);
+    }
+
+    /// The plan of moving an extent, whose blocks are held, to another form.
+    pub(super) fn plan_form(
+        &self,
+        from: u32,
+        to: u32,
+        stored: Option<u16>,
+    ) -> std::result::Result<MovePlan, Away> {
+        let (data, mut zero) = (self.entries.data_bits(from)?, self.entries.zero_bits(from)?);
+        if sabotage::is(Bug::ExpandForgetsZeros) {
+            zero = Bits::default();
+        }
+        Ok(MovePlan { from, to, data, zero, stored, copies: Vec::new() })
     }
 
     /// Where the blocks of which volume extent must be held while an extent moves; `None` if it is

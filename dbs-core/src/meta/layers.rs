@@ -2,7 +2,8 @@
 //! to be in the tree count as part of what builds on them.
 
 use super::entries::{Away, Bits};
-use super::plan::{ReadPiece, push_read, split};
+use super::pieces::{Far, ReadPiece, push_read};
+use super::plan::split;
 use super::{Meta, Snapshot, Step};
 use crate::error;
 use crate::info::{LayerRange, LayerState};
@@ -106,8 +107,11 @@ impl Meta {
                 while block < part.end && source(block) == entry {
                     block += 1;
                 }
-                let address = entry.map(|entry| self.address(entry, start));
-                push_read(out, ReadPiece { address, base: None, blocks: u64::from(block - start) });
+                let far = entry.filter(|entry| self.entries.is_compressed(*entry));
+                let far = far.map(|extent| Far::Compressed { extent, block: start });
+                let place = entry.filter(|_| far.is_none());
+                let address = place.map(|entry| self.address(entry, start));
+                push_read(out, ReadPiece { address, far, blocks: u64::from(block - start) });
             }
         }
         Ok(())

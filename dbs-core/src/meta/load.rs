@@ -15,7 +15,9 @@ use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::journal::Scan;
 use crate::format::record::{FillState, Record};
 use crate::format::slots::{self, SNAPSHOT_DELETED, SNAPSHOT_LABELLED, SnapshotSlot, VolumeSlot};
-use crate::format::superblock::{INCOMPAT_BACKED, INCOMPAT_ENCRYPTED, INCOMPAT_LOST};
+use crate::format::superblock::{
+    INCOMPAT_BACKED, INCOMPAT_COMPRESSED, INCOMPAT_ENCRYPTED, INCOMPAT_LOST,
+};
 use crate::format::{Geometry, RegionKind, Superblock, entry};
 use crate::info::{Finding, Severity};
 use crate::limits::SEQUENCE_START_MAX;
@@ -97,6 +99,8 @@ pub struct Loader {
     has_bases: bool,
     /// There may be encrypted volumes.
     has_encrypted: bool,
+    /// There may be compressed extents.
+    has_compressed: bool,
     /// What could not be made sense of, for repair.
     unread: Unread,
     /// The session that ended without closing, if one did.
@@ -119,6 +123,7 @@ impl Loader {
             has_lost: superblock.incompat & INCOMPAT_LOST != 0,
             has_bases: superblock.incompat & INCOMPAT_BACKED != 0,
             has_encrypted: superblock.incompat & INCOMPAT_ENCRYPTED != 0,
+            has_compressed: superblock.incompat & INCOMPAT_COMPRESSED != 0,
             volumes: Vec::new(),
             snapshots: Vec::new(),
             labels: HashMap::new(),
@@ -369,9 +374,10 @@ impl Loader {
             }
             Record::Fill { start, count, state, .. } => {
                 let end = u32::from(start) + u32::from(count);
-                let spare_data = region == RegionKind::Spares && state == FillState::Data;
-                let usable =
-                    self.entries.owner(id).is_some() && self.entries.run(id) == 0 && !spare_data;
+                let no_place = region == RegionKind::Spares || self.entries.is_compressed(id);
+                let usable = self.entries.owner(id).is_some()
+                    && self.entries.run(id) == 0
+                    && !(no_place && state == FillState::Data);
                 if !usable && self.entries.owner(id).is_none() && self.is_lost(region, index) {
                     // Of an entry that is lost it tells less than nothing; the group's other records are right.
                     return Some(());

@@ -1,7 +1,7 @@
 //! Taking deleted snapshots out of the tree, one volume extent at a time. Every step leaves the
 //! content of every live volume and snapshot as it was, so a crash between steps needs no care.
 
-use super::entries::{Away, Bits, SPARE_BASE};
+use super::entries::{Away, Bits};
 use super::locks::Space;
 use super::{Meta, Seen, Snapshot, Step, Stop};
 use crate::format::record::FillState;
@@ -56,6 +56,8 @@ pub struct Copy {
     pub to: u64,
     /// Bytes.
     pub length: u64,
+    /// It is in a compressed extent: what would be at `from` if that was not.
+    pub expands: bool,
 }
 
 impl Copy {
@@ -253,7 +255,7 @@ impl Meta {
     /// Plans those merges found by [`Meta::next_work`] that are still to be done.
     ///
     /// # Errors
-    /// [`Stop::Away`].
+    /// [`Stop::Away`], [`Stop::Expand`].
     pub fn plan_merges(&mut self, merge: &Merge) -> Step<Vec<MergePlan>> {
         let snapshot = self.try_snapshot(merge.snapshot);
         let due = snapshot.is_some_and(|s| {
@@ -292,10 +294,15 @@ impl Meta {
         }
         // The data that is fewer moves; what it lands on is visible to nobody: blocks the child
         // does not hold, or blocks of the deleted snapshot that the child hides.
+        // Nothing is written to compressed blocks.
+        let far = [upper, lower].map(|entry| self.entries.is_compressed(entry));
         let keep_upper = lower_data.is_empty()
-            || (upper < SPARE_BASE
-                && !upper_data.is_empty()
-                && lower_data.count() <= upper_data.count());
+            || (!upper_data.is_empty()
+                && match far {
+                    [false, false] => lower_data.count() <= upper_data.count(),
+                    [true, true] => return Err(Stop::Expand(upper)),
+                    [_, lower_is] => lower_is,
+                });
         let (target, freed, moving) =
             if keep_upper { (upper, lower, lower_data) } else { (lower, upper, upper_data) };
         let copies = moving
@@ -304,6 +311,7 @@ impl Meta {
                 from: self.address(freed, run.start),
                 to: self.address(target, run.start),
                 length: u64::from(run.end - run.start) * BLOCK_BYTES,
+                expands: self.entries.is_compressed(freed),
             })
             .collect();
         let data = lower_data.or(&upper_data);

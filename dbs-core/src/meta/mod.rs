@@ -7,6 +7,7 @@ pub mod attributes;
 pub mod base;
 pub mod bits;
 pub mod commit;
+pub mod compress;
 pub mod counts;
 pub mod encryption;
 pub mod entries;
@@ -24,6 +25,7 @@ pub mod merge;
 pub mod names;
 pub mod pace;
 pub mod paging;
+pub mod pieces;
 pub mod plan;
 pub mod prune;
 mod ranges;
@@ -79,6 +81,9 @@ pub enum Stop {
     /// Read the metadata block of this data extent ([`paging`]), and those of the entries that its layer has in so
     /// many volume extents from there on.
     Away { extent: u32, ahead: u32 },
+    /// This data extent is compressed, and blocks of it are to be written: move it to one that is not. Who asks holds
+    /// blocks of the extent, or has the turn of background work: nobody else moves it meanwhile.
+    Expand(u32),
 }
 
 impl Stop {
@@ -250,6 +255,8 @@ pub struct Meta {
     spares: Allocator,
     /// Entries handed out but in no record yet, with the spare entry each will replace.
     unlogged: IdMap<Option<u32>>,
+    /// Extents that content is being moved to: taken, and no layer's yet.
+    moving: BTreeSet<u32>,
     /// Next extent to prefer, so that neighbours stay adjacent.
     next_extent: u32,
     /// The last change by which something visible lost sight of a snapshot.
@@ -417,7 +424,8 @@ impl Meta {
     /// be read: the data region must not end before it.
     pub fn extents_end(&self) -> u32 {
         let last = self.entries.last_extent();
-        last.map_or(0, |last| last + 1).max(self.extents.quarantine_end())
+        let moving = self.moving.last().map_or(0, |last| last + 1);
+        last.map_or(0, |last| last + 1).max(moving).max(self.extents.quarantine_end())
     }
 
     /// High-water marks.

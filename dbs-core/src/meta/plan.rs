@@ -1,8 +1,9 @@
 //! Reading and writing whole blocks: where they are, what to allocate, and what to record when
 //! the data has been written.
 
-use super::entries::SPARE_BASE;
-use super::view::{LOST, base_of};
+use super::entries::{Away, SPARE_BASE};
+use super::pieces::{ReadPiece, push_read};
+use super::view::is_place;
 use super::{Meta, Step, Stop};
 use crate::error::{Error, Result};
 use crate::format::RegionKind;
@@ -10,17 +11,6 @@ use crate::format::record::{FillState, Record};
 use crate::sabotage::{self, Bug, at_once};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::ops::Range;
-
-/// A part of a read: bytes to fetch, or zeros.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReadPiece {
-    /// Byte offset on the device; `None` reads as zeros, or is in a file.
-    pub address: Option<u64>,
-    /// The base in whose file they are.
-    pub base: Option<SnapshotId>,
-    /// Blocks.
-    pub blocks: u64,
-}
 
 /// A part of a write: blocks of one data extent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,13 +93,19 @@ impl Meta {
             while block < part.end && found.source(self, block)? == source {
                 block += 1;
             }
-            if source == Some(LOST) {
-                return Err(self.is_lost(from, logical, start).into());
-            }
-            let base = source.and_then(base_of);
-            let entry = source.filter(|_| base.is_none());
-            let address = entry.map(|entry| self.address(entry, start));
-            push_read(out, ReadPiece { address, base, blocks: u64::from(block - start) });
+            let blocks = u64::from(block - start);
+            let piece = match source {
+                Some(source) if !is_place(source) => {
+                    let far = self.far(source, start);
+                    let far = Some(far.ok_or_else(|| self.is_lost(from, logical, start))?);
+                    ReadPiece { address: None, far, blocks }
+                }
+                entry => {
+                    let address = entry.map(|entry| self.address(entry, start));
+                    ReadPiece { address, far: None, blocks }
+                }
+            };
+            push_read(out, piece);
         }
         Ok(true)
     }
@@ -152,7 +148,7 @@ impl Meta {
     /// nothing has been allocated.
     ///
     /// # Errors
-    /// [`Stop::Space`], [`Stop::Long`], [`Stop::Room`].
+    /// [`Stop::Space`], [`Stop::Long`], [`Stop::Room`], [`Stop::Expand`].
     pub fn plan_write(
         &mut self,
         volume: VolumeId,
@@ -160,6 +156,12 @@ impl Meta {
         out: &mut Vec<WritePiece>,
     ) -> Step<()> {
         self.plan_write_to(self.volume(volume).head, blocks, out)
+    }
+
+    /// What has to come before blocks of an entry become data.
+    #[cold]
+    fn not_ready(&self, Away(entry): Away) -> Stop {
+        if self.entries.is_compressed(entry) { Stop::Expand(entry) } else { Away(entry).into() }
     }
 
     /// As [`Meta::plan_write`], to the layer of a head or snapshot.
@@ -180,9 +182,11 @@ impl Meta {
             let found = match self.snapshot(owner).layer.get(logical) {
                 Some(entry) if entry < SPARE_BASE => match self.is_recorded(entry, &part) {
                     true => Ok((entry, false, false)),
-                    false => self.entries.need(entry).map(|()| (entry, false, true)),
-                }
-                .map_err(Stop::from),
+                    false => match self.entries.need_to_write(entry) {
+                        Ok(()) => Ok((entry, false, true)),
+                        Err(away) => Err(self.not_ready(away)),
+                    },
+                },
                 _ => self.allocate(owner, logical).map(|entry| (entry, true, true)),
             };
             let (entry, fresh, records) = match found {
@@ -514,21 +518,6 @@ pub fn split(blocks: Range<u64>, per_extent: u32) -> impl Iterator<Item = (u32, 
         next = end;
         Some((logical as u32, part))
     })
-}
-
-pub(super) fn push_read(out: &mut Vec<ReadPiece>, piece: ReadPiece) {
-    if let Some(last) = out.last_mut() {
-        let follows = match (last.address, piece.address) {
-            (None, None) => last.base == piece.base,
-            (Some(a), Some(b)) => a + last.blocks * BLOCK_BYTES == b,
-            _ => false,
-        };
-        if follows {
-            last.blocks += piece.blocks;
-            return;
-        }
-    }
-    out.push(piece);
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 
 mod views;
 
-use super::entries::{Away, Bits};
+use super::entries::{Away, Bits, SPARE_BASE};
 use super::layer::Layer;
 use super::{Meta, Step, Stop};
 use crate::format::record::FillState;
@@ -25,6 +25,8 @@ const WALKED_LAYERS: usize = 8;
 pub const LOST: u32 = u32::MAX;
 /// Instead of a data extent, with the id of a base: the block is in its file.
 const BACKED: u32 = 1 << 31;
+/// In the source of a block, with the data extent that has it: it is compressed there. Spares hold no data.
+const COMPRESSED: u32 = SPARE_BASE;
 /// Table value: no layer has the block, or the topmost that has marks it zero.
 const ZERO: u16 = u16::MAX;
 /// Table value: what is below the layers that count, and is no entry.
@@ -33,6 +35,17 @@ const BELOW: u16 = u16::MAX - 1;
 /// The base whose file a source is.
 pub fn base_of(source: u32) -> Option<SnapshotId> {
     (source & BACKED != 0 && source != LOST).then_some(SnapshotId(source & !BACKED))
+}
+
+/// The data extent that a source is, if the blocks are compressed there.
+pub fn compressed_in(source: u32) -> Option<u32> {
+    (source & (BACKED | COMPRESSED) == COMPRESSED).then_some(source & !COMPRESSED)
+}
+
+/// Whether a source is a place on the device where the block lies as it is.
+#[inline]
+pub fn is_place(source: u32) -> bool {
+    source < COMPRESSED
 }
 
 /// The source of the blocks of a base.
@@ -64,16 +77,20 @@ pub enum Found<'a> {
 }
 
 impl Found<'_> {
-    /// The data extent that holds a block; `None` for zeros, [`LOST`] if nobody knows, else [`base_of`]
-    /// says where it is.
+    /// The data extent that holds a block; `None` for zeros, [`LOST`] if nobody knows, else [`compressed_in`] or
+    /// [`base_of`] says where it is.
     #[inline]
     pub fn source(&self, meta: &Meta, block: u32) -> Result<Option<u32>, Away> {
         match self {
             Self::Nothing => Ok(None),
             Self::Below(source) => Ok(Some(*source)),
-            Self::Single(id) => {
-                Ok((meta.entries.state(*id, block)? == FillState::Data).then_some(*id))
-            }
+            Self::Single(id) => match meta.entries.state(*id, block) {
+                Ok(state) => Ok((state == FillState::Data).then_some(*id)),
+                Err(_) => {
+                    let (state, source) = meta.state_far(*id, block)?;
+                    Ok((state == FillState::Data).then_some(source))
+                }
+            },
             Self::Mixed(layers) => layers.source(meta, block),
         }
     }
@@ -110,12 +127,20 @@ impl Layers {
             return Ok(match table[block as usize] {
                 ZERO => None,
                 BELOW => self.below,
-                index => Some(self.entries[index as usize]),
+                index => {
+                    let id = self.entries[index as usize];
+                    let far = meta.entries.any_compressed() && meta.entries.is_compressed(id);
+                    Some(if far { id | COMPRESSED } else { id })
+                }
             });
         }
         for id in &self.entries {
-            match meta.entries.state(*id, block)? {
-                FillState::Data => return Ok(Some(*id)),
+            let (state, source) = match meta.entries.state(*id, block) {
+                Ok(state) => (state, *id),
+                Err(_) => meta.state_far(*id, block)?,
+            };
+            match state {
+                FillState::Data => return Ok(Some(source)),
                 FillState::Zero => return Ok(None),
                 FillState::Absent => {}
             }
@@ -183,6 +208,15 @@ impl Meta {
             (cell, _) if cell >= BASE => Found::Below(source_of(SnapshotId(cell - BASE))),
             (cell, _) => Found::Single(cell - SINGLE),
         })
+    }
+
+    /// The state of a block that is not to be had at once, and its source if it is data.
+    #[cold]
+    fn state_far(&self, id: u32, block: u32) -> Result<(FillState, u32), Away> {
+        if !self.entries.is_compressed(id) {
+            return Err(Away(id));
+        }
+        Ok((self.entries.state_in_compressed(id, block)?, id | COMPRESSED))
     }
 
     /// Walks the chain for a volume extent.

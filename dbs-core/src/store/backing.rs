@@ -8,7 +8,7 @@ use crate::info::{BackingInfo, VolumeInfo};
 use crate::meta::Meta;
 use crate::meta::base::encode_base;
 use crate::meta::locks::Space;
-use crate::meta::plan::ReadPiece;
+use crate::meta::pieces::ReadPiece;
 use crate::units::{BLOCK_BYTES, SnapshotId};
 use std::fmt;
 use std::io;
@@ -199,7 +199,7 @@ impl Inner {
         meta: &Meta,
         pieces: &[ReadPiece],
     ) -> Result<Vec<Arc<dyn Backing>>> {
-        pieces.iter().filter_map(|piece| piece.base).map(|base| self.file_of(meta, base)).collect()
+        pieces.iter().filter_map(ReadPiece::base).map(|base| self.file_of(meta, base)).collect()
     }
 
     fn file_of(&self, meta: &Meta, base: SnapshotId) -> Result<Arc<dyn Backing>> {

@@ -203,7 +203,8 @@ impl Inner {
         let _step = self.steps.take();
         let meta = self.meta();
         let (free, freed) = (meta.extents.available(), meta.extents.quarantined());
-        let known = meta.entries.extents_from(0) + free + freed + meta.extents.punching();
+        let away = meta.extents.punching() + meta.moving();
+        let known = meta.entries.extents_from(0) + free + freed + away;
         let total = meta.geometry.data_extents();
         if known != total {
             let text = format!("{known} extents accounted for of {total}: space is lost");

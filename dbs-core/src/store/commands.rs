@@ -41,6 +41,7 @@ impl Store {
         let total = u64::from(geometry.data_extents());
         let free = u64::from(meta.extents.available());
         let pending = u64::from(meta.extents.quarantined());
+        let (compressed, stored) = meta.entries.compressed_counts();
         let warnings = self.inner.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone();
         StoreInfo {
             format: "2.0.0".to_owned(),
@@ -52,6 +53,8 @@ impl Store {
             extents_free: free,
             extents_pending: pending,
             allocated: (total - free - pending) * geometry.extent_bytes,
+            compressed: compressed * BLOCK_BYTES,
+            compressed_stored: stored * BLOCK_BYTES,
             free: free * geometry.extent_bytes,
             metadata: geometry.region(crate::format::RegionKind::Data).offset,
             volumes: meta.volumes().count() as u64,

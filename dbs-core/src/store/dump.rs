@@ -22,6 +22,8 @@ pub(super) const FORMAT: &str = "2.0.0";
 /// That of a dump with encrypted volumes. Versions that do not know keys and families refuse it: they would restore
 /// volumes that show what is encrypted as it lies there.
 pub(super) const FORMAT_ENCRYPTED: &str = "2.1.0";
+/// That of a dump with compressed extents: others would restore them as what their bytes are.
+pub(super) const FORMAT_COMPRESSED: &str = "2.2.0";
 /// Entries made into JSON under one look at the metadata.
 const ENTRIES_PER_LOOK: usize = 1024;
 
@@ -204,6 +206,9 @@ pub(super) struct DumpEntry {
     pub zero_run: u32,
     #[serde(default)]
     pub lost: bool,
+    /// Blocks that a compressed extent is stored in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<u16>,
     pub data: Vec<[u32; 2]>,
     pub zero: Vec<[u32; 2]>,
 }
@@ -261,6 +266,9 @@ fn write(out: &mut dyn Write, created_ns: u64, look: Look<'_>) -> Result<()> {
 
 /// Which version a dump of it has.
 fn format_of(meta: &Meta) -> &'static str {
+    if meta.entries.any_compressed() {
+        return FORMAT_COMPRESSED;
+    }
     let any = meta.snapshots().any(|(_, snapshot)| snapshot.encrypted());
     if any { FORMAT_ENCRYPTED } else { FORMAT }
 }
@@ -383,6 +391,7 @@ fn entries_from(
             extent: logical,
             zero_run: meta.entries.run(id),
             lost: meta.entries.is_lost(id),
+            stored: meta.entries.stored_blocks(id),
             data: runs(meta.entries.data_bits(id)?),
             zero: runs(meta.entries.zero_bits(id)?),
         });

@@ -8,6 +8,7 @@ mod bring;
 mod check;
 mod commands;
 mod commit;
+mod compress;
 mod diff;
 mod dump;
 mod elsewhere;
@@ -166,9 +167,9 @@ pub struct Store {
 }
 
 /// What all handles share. Locks, and turns at commits and flushes, are taken in this order: `scrub`, `relearn`,
-/// `stills`, `work`, `steps`, `commits`, `superblock`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
+/// `stills`, `work`, `steps`, `expanding`, `commits`, `superblock`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
 /// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `steps` (one of its
-/// steps), `superblock` (while it is updated), and a turn. `meta`, which requests take, never is.
+/// steps), `expanding` (one extent), `superblock` (while it is updated), and a turn. `meta`, which requests take, never is.
 pub(crate) struct Inner {
     pub(crate) storage: Arc<dyn Storage>,
     env: Arc<dyn Env>,
@@ -185,6 +186,8 @@ pub(crate) struct Inner {
     work: Mutex<()>,
     /// Turns at its steps: who holds `work` for long gives them up in between.
     steps: steps::Steps,
+    /// Held by who expands an extent, for as long as that takes.
+    expanding: Mutex<()>,
     /// A vacuum runs.
     vacuum: AtomicBool,
     superblock: Mutex<Superblock>,
@@ -451,6 +454,7 @@ impl Inner {
                 Stop::Long => self.commit()?,
                 Stop::Space => self.make_space(available)?,
                 Stop::Away { extent, ahead } => brought.of(extent, ahead)?,
+                Stop::Expand(extent) => self.expand(extent)?,
             }
         }
     }

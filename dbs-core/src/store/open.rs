@@ -218,6 +218,7 @@ impl Store {
             flushes: Default::default(),
             work: Default::default(),
             steps: Default::default(),
+            expanding: Default::default(),
             vacuum: Default::default(),
             superblock: superblock.into(),
             last_copy_missing: Default::default(),

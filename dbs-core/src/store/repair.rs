@@ -12,7 +12,8 @@ use super::rewrite::rewrite;
 use super::{Env, Store, TailPlace};
 use crate::error::{Error, Result};
 use crate::format::superblock::{
-    INCOMPAT_BACKED, INCOMPAT_ENCRYPTED, INCOMPAT_GROUPS, INCOMPAT_LOST, INTERRUPTED, Superblock,
+    INCOMPAT_BACKED, INCOMPAT_COMPRESSED, INCOMPAT_ENCRYPTED, INCOMPAT_GROUPS, INCOMPAT_LOST,
+    INTERRUPTED, Superblock,
 };
 use crate::format::{Geometry, RegionKind, journal};
 use crate::info::{CheckReport, LostRange, RepairKind, RepairReport, RepairStep, Severity};
@@ -320,11 +321,13 @@ fn plan_with(
 /// The superblock of a store whose metadata is written again, as of the group `sequence`.
 fn superblock_of(meta: &Meta, sequence: u64, before: Superblock) -> Superblock {
     let lost = meta.snapshots().any(|(_, snapshot)| !snapshot.layer.lost.is_empty());
-    let kept = before.incompat & (INCOMPAT_GROUPS | INCOMPAT_BACKED | INCOMPAT_ENCRYPTED);
+    let kept = before.incompat
+        & (INCOMPAT_GROUPS | INCOMPAT_BACKED | INCOMPAT_ENCRYPTED | INCOMPAT_COMPRESSED);
+    let compressed = if meta.entries.any_compressed() { INCOMPAT_COMPRESSED } else { 0 };
     Superblock {
         // As after a crash, if it was one: the journal no longer says so.
         compat: 0,
-        incompat: kept | if lost { INCOMPAT_LOST } else { 0 },
+        incompat: kept | compressed | if lost { INCOMPAT_LOST } else { 0 },
         clean_sequence: sequence,
         clean_marks: meta.marks(),
         ..before

@@ -1,17 +1,22 @@
 //! Metadata from a dump, for a store whose own is lost and whose data is there.
 
-use super::dump::{DumpEntry, DumpKey, DumpSnapshot, DumpVolume, FORMAT, FORMAT_ENCRYPTED, unhex};
+use super::dump::{
+    DumpEntry, DumpKey, DumpSnapshot, DumpVolume, FORMAT, FORMAT_COMPRESSED, FORMAT_ENCRYPTED,
+    unhex,
+};
 use super::identity::parse_uuid;
 use super::pages::Pages;
 use super::recover;
 use super::repair::{self, OpenRepair, Repair, RepairTarget, knows_all_features};
 use super::{IoDriver, Store, TailPlace};
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::compressed::state_of;
 use crate::format::geometry::REGION_KINDS;
 use crate::format::journal::Scan;
 use crate::format::slots::{self, KeySlot, SNAPSHOT_BACKED, SnapshotSlot, VolumeSlot};
 use crate::format::superblock::{
-    INCOMPAT_BACKED, INCOMPAT_ENCRYPTED, INCOMPAT_GROUPS, INCOMPAT_LOST, Superblock,
+    INCOMPAT_BACKED, INCOMPAT_COMPRESSED, INCOMPAT_ENCRYPTED, INCOMPAT_GROUPS, INCOMPAT_LOST,
+    Superblock,
 };
 use crate::format::{Geometry, Region, RegionKind, entry, labels};
 use crate::info::{RepairKind, RepairReport, RepairStep};
@@ -116,6 +121,8 @@ impl Store {
         };
         let incompat = has(|snapshot| snapshot.flags & SNAPSHOT_BACKED != 0, INCOMPAT_BACKED)
             | has(|snapshot| snapshot.family.is_some(), INCOMPAT_ENCRYPTED);
+        let compressed = dump.entries.iter().any(|entry| entry.stored.is_some());
+        let incompat = incompat | if compressed { INCOMPAT_COMPRESSED } else { 0 };
         let superblock = Superblock { incompat, ..superblock };
         let mut loader = Loader::new(&superblock, Scan::default());
         fill(&mut loader, &dump, &geometry)?;
@@ -155,9 +162,9 @@ fn parse(bytes: &[u8]) -> Result<Dump> {
              changed it on purpose, remove its last field, `crc32c`",
         ));
     }
-    if ![FORMAT, FORMAT_ENCRYPTED].contains(&dump.format.as_str()) {
+    if ![FORMAT, FORMAT_ENCRYPTED, FORMAT_COMPRESSED].contains(&dump.format.as_str()) {
         return Err(Error::invalid(format!(
-            "a dump of format {}, not {FORMAT} or {FORMAT_ENCRYPTED}",
+            "a dump of format {}, not {FORMAT}, {FORMAT_ENCRYPTED} or {FORMAT_COMPRESSED}",
             dump.format
         )));
     }
@@ -311,7 +318,12 @@ fn encode(dumped: &DumpEntry, geometry: &Geometry) -> Result<Vec<u8>> {
         snapshot: dumped.snapshot.into(),
         logical: dumped.extent.into(),
         run: dumped.zero_run.into(),
-        state: if dumped.lost { entry::RUN_LOST } else { 0 }.into(),
+        state: match dumped.stored {
+            Some(stored) => state_of(stored),
+            None if dumped.lost => entry::RUN_LOST,
+            None => 0,
+        }
+        .into(),
     };
     let mut bytes = header.as_bytes().to_vec();
     let blocks = geometry.blocks_per_extent();

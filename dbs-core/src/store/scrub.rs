@@ -11,7 +11,7 @@ use crate::info::{DamagedRange, DataPlace, ScrubReport};
 use crate::io::ReadRequest;
 use crate::io::buffer::AlignedBuf;
 use crate::meta::Meta;
-use crate::meta::entries::Away;
+use crate::meta::entries::{Away, Bits};
 use crate::meta::sums::Sums;
 use crate::units::{BLOCK_BYTES, format_size};
 use std::ops::Range;
@@ -333,7 +333,12 @@ impl Meta {
         let mut runs = Vec::new();
         for extent in self.extents_of_page(page).filter(|extent| !but_of.contains(extent)) {
             let first = u64::from(extent) * per_extent;
-            for run in self.entries.data_bits(extent)?.runs(per_extent as u32) {
+            // What is compressed is looked at as it is stored.
+            let held = match self.entries.stored_blocks(extent) {
+                Some(stored) => Bits::range(&(0..u32::from(stored))),
+                None => self.entries.data_bits(extent)?,
+            };
+            for run in held.runs(per_extent as u32) {
                 let start = (first + u64::from(run.start)).max(blocks.start);
                 let end = (first + u64::from(run.end)).min(blocks.end);
                 if start < end {

@@ -187,6 +187,11 @@ impl Inner {
         let _uses = self.uses();
         // While it waited, a discard may have freed the extent, or a snapshot frozen it.
         let Some(plan) = self.step(|meta| meta.plan_move(last, lock))?.0 else { return Ok(true) };
+        if plan.is_compressed() {
+            // What it saves is not to be in use there either. The device may not take it back.
+            let geometry = self.meta().geometry;
+            let _nothing_saved = self.give_back(&[plan.to], &geometry);
+        }
         if let Err(error) = self.copy(&plan.copies) {
             self.meta().abort_move(&plan);
             return Err(error);

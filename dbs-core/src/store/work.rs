@@ -4,7 +4,7 @@
 use super::bring::is_damage;
 use super::{Inner, Store};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::Geometry;
+use crate::format::{Geometry, sums};
 use crate::info::WorkReport;
 use crate::io::buffer::AlignedBuf;
 use crate::io::{ReadRequest, WriteRequest};
@@ -12,7 +12,7 @@ use crate::meta::Meta;
 use crate::meta::locks::Space;
 use crate::meta::merge::{Copy, Merge, Work};
 use crate::sabotage::{self, Bug};
-use crate::units::{DeviceExtent, SnapshotId, VolumeId};
+use crate::units::{BLOCK_BYTES, DeviceExtent, SnapshotId, VolumeId};
 use std::ops::Range;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
@@ -181,6 +181,11 @@ pub(super) enum Did {
     Steps(u64),
 }
 
+/// Whether an extent could not be expanded.
+fn is_stuck(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Damaged | ErrorKind::NoSpace)
+}
+
 /// The blocks of the extents that are merged.
 fn blocks_of(meta: &Meta, merge: &Merge) -> Range<u64> {
     let ends = merge.extents.first().zip(merge.extents.last());
@@ -277,7 +282,11 @@ impl Inner {
         // What cannot be brought is told by the plan that needs it.
         let _told_later = brought.blocks(&away);
         let plans = match self.look_with(brought, |meta| meta.plan_merges(merge)) {
-            Err(error) if is_damage(&error) && self.put_off(merge.snapshot, &error) => {
+            // What is to be expanded for it may be damaged, or have no room.
+            Err(error)
+                if (is_damage(&error) || is_stuck(&error))
+                    && self.put_off(merge.snapshot, &error) =>
+            {
                 return Ok(());
             }
             plans => plans?,
@@ -360,7 +369,10 @@ impl Inner {
             let (mut reads, mut rest) = (Vec::with_capacity(batch.len()), &mut buf[..]);
             for copy in batch {
                 let (part, after) = rest.split_at_mut(copy.length as usize);
-                reads.push(ReadRequest { offset: copy.from, buf: part });
+                match copy.expands {
+                    true => self.read_expanded(copy.from, part)?,
+                    false => reads.push(ReadRequest { offset: copy.from, buf: part }),
+                }
                 rest = after;
             }
             self.storage.read_many(&mut reads).map_err(failed)?;
@@ -391,7 +403,10 @@ impl Inner {
         for (claimed, copy) in copies.iter().enumerate() {
             let (part, after) = rest.split_at_mut(copy.length as usize);
             rest = after;
-            let carried = self.carried_sums(copy.from, copy.to, part);
+            let carried = match copy.expands {
+                true => Ok(part.chunks_exact(BLOCK_BYTES as usize).map(sums::sum).collect()),
+                false => self.carried_sums(copy.from, copy.to, part),
+            };
             let carried = carried.map_err(|error| Error::io(error, "copying extents failed"));
             let claim = |carried: Vec<u32>| {
                 sums.extend(carried);
@@ -419,7 +434,7 @@ impl Inner {
     }
 
     /// Gives free extents back to the file system or device, at most so many; how many.
-    fn punch(&self, most: u64) -> Result<u64> {
+    pub(super) fn punch(&self, most: u64) -> Result<u64> {
         let _step = self.steps.take();
         let (extents, geometry) = {
             let mut meta = self.meta();

@@ -155,6 +155,8 @@ impl Image {
             extents_free: total - self.allocated,
             extents_pending: 0,
             allocated: self.allocated * EXTENT,
+            compressed: 0,
+            compressed_stored: 0,
             free: 0,
             metadata: self.tables.geometry.data,
             volumes: self.tables.volumes.len() as u64,

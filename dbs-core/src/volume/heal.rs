@@ -3,6 +3,7 @@
 use super::{Request, Volume, is_whole, outside};
 use crate::error::{Error, Result};
 use crate::meta::locks::Space;
+use crate::meta::pieces::{Far, ReadPiece};
 use crate::units::BLOCK_BYTES;
 
 impl Volume {
@@ -61,9 +62,14 @@ impl Volume {
             meta.plan_read(source, block..block + 1, &mut pieces)?;
             Ok(self.store().fence(meta))
         })?;
-        let healed = match pieces.first().and_then(|piece| piece.address) {
-            Some(address) => self.store().heal_block(address, copy),
-            None => Ok(false),
+        let healed = match pieces.first() {
+            Some(ReadPiece { address: Some(address), .. }) => {
+                self.store().heal_block(*address, copy)
+            }
+            Some(ReadPiece { far: Some(Far::Compressed { .. }), .. }) => {
+                Err(Error::damaged("it is compressed, and what is compressed is not healed"))
+            }
+            _ => Ok(false),
         };
         held.cancel();
         healed

@@ -7,7 +7,7 @@ use crate::crypt::DataKey;
 use crate::error::Result;
 use crate::io::ReadRequest;
 use crate::limits::EXTENTS_PER_WRITE;
-use crate::meta::plan::ReadPiece;
+use crate::meta::pieces::{Far, ReadPiece};
 use crate::meta::{Meta, Step};
 use crate::sabotage::{self, Bug};
 use crate::store::backing::read_file;
@@ -71,22 +71,29 @@ impl Inner {
                 let bytes = (blocks.end - blocks.start) * BLOCK_BYTES;
                 volume.iter().for_each(|volume| meta.count_read(*volume, bytes));
             }
-            let any = pieces.iter().any(|piece| piece.address.is_some());
+            let any = pieces.iter().any(ReadPiece::is_on_device);
             let files = self.files_of(meta, &pieces)?;
             Ok((any.then(|| self.fence(meta)), files, key))
         })?;
         let mut files = files.iter();
-        let (mut reads, mut in_files) = (Vec::with_capacity(pieces.len()), Vec::new());
+        let mut reads = Vec::with_capacity(pieces.len());
+        let (mut in_files, mut compressed) = (Vec::new(), Vec::new());
         let mut first = 0;
         for (part, end) in parts.iter_mut().zip(&ends) {
-            lay_out(part, &pieces[first..*end], &mut files, &mut reads, &mut in_files);
+            let far = (&mut in_files, &mut compressed);
+            lay_out(part, &pieces[first..*end], &mut files, &mut reads, far);
             first = *end;
         }
         let outcome = match &fenced {
             None => Ok(()),
             Some(fenced) => {
                 let outcome = self.read_data(&mut reads, fenced.number());
-                outcome.map_err(|fault| self.find_unreadable(fault, &reads))
+                let outcome = outcome.map_err(|fault| self.find_unreadable(fault, &reads));
+                outcome.and_then(|()| {
+                    compressed.into_iter().try_for_each(|(extent, offset, buf)| {
+                        self.read_compressed(extent, offset, buf, fenced.number())
+                    })
+                })
             }
         };
         // A file may be slow, and nothing in the store has to wait for it.
@@ -128,15 +135,17 @@ fn decrypt(key: &DataKey, parts: &mut [ReadPart<'_>], ends: &[usize], pieces: &[
 
 /// A part of a read in a file: which, where, and into what.
 type InFile<'a> = (&'a dyn Backing, u64, &'a mut [u8]);
+/// A part of a read in a compressed extent: which, from which byte on, and into what.
+type InExtent<'a> = (u32, usize, &'a mut [u8]);
 
-/// Turns the pieces of a read into reads of the device and of files; what is a hole is zeroed here. `files` are
-/// those of all pieces that are in one.
+/// Turns the pieces of a read into reads of the device, of files and of compressed extents; what is a hole is zeroed here.
+/// `files` are those of all pieces that are in one.
 fn lay_out<'a>(
     part: &'a mut ReadPart<'_>,
     pieces: &[ReadPiece],
     files: &mut std::slice::Iter<'a, Arc<dyn Backing>>,
     reads: &mut Vec<ReadRequest<'a>>,
-    in_files: &mut Vec<InFile<'a>>,
+    (in_files, compressed): (&mut Vec<InFile<'a>>, &mut Vec<InExtent<'a>>),
 ) {
     let mut at = part.offset;
     // The first block may begin before the range, the last one end behind it.
@@ -145,12 +154,15 @@ fn lay_out<'a>(
     for piece in pieces {
         let length = (piece.blocks * BLOCK_BYTES - skip).min(rest.len() as u64) as usize;
         let (buf, after) = rest.split_at_mut(length);
-        let file = piece.base.and_then(|_| files.next());
-        match (piece.address, file) {
-            (None, Some(file)) => in_files.push((&**file, at, buf)),
-            (Some(_), _) if buf.is_empty() => {}
-            (Some(address), _) => reads.push(ReadRequest { offset: address + skip, buf }),
-            (None, None) => buf.fill(0),
+        let file = piece.base().and_then(|_| files.next());
+        match (piece.address, piece.far, file) {
+            (None, _, Some(file)) => in_files.push((&**file, at, buf)),
+            _ if buf.is_empty() => {}
+            (Some(address), ..) => reads.push(ReadRequest { offset: address + skip, buf }),
+            (None, Some(Far::Compressed { extent, block }), _) => {
+                compressed.push((extent, (u64::from(block) * BLOCK_BYTES + skip) as usize, buf));
+            }
+            (None, ..) => buf.fill(0),
         }
         (rest, skip) = (after, 0);
         at += length as u64;

@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::format::sums::Stored;
 use crate::meta::Meta;
 use crate::meta::locks::{FenceId, HoldId};
-use crate::meta::plan::{ReadPiece, WritePiece};
+use crate::meta::pieces::ReadPiece;
+use crate::meta::plan::WritePiece;
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
 use std::io;
@@ -354,9 +355,9 @@ impl Request {
         handle.store.wake();
     }
 
-    /// Whether a part of a read is in a file, which is read by a thread that may wait.
-    fn needs_file(&self) -> bool {
-        self.reads.iter().any(|piece| piece.base.is_some())
+    /// Whether a part of a read is in a file, or compressed: that is for a thread that may wait.
+    fn is_far(&self) -> bool {
+        self.reads.iter().any(|piece| piece.far.is_some())
     }
 
     /// Turns the pieces of a read, which begins at `offset`, into segments and zeros.

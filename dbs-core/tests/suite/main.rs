@@ -13,6 +13,7 @@ mod attributes;
 mod backing;
 mod checksum_faults;
 mod checksums;
+mod compress;
 mod durability;
 mod encryption;
 mod examples;

@@ -63,6 +63,7 @@ fn it_reads_golden_images() {
         "v2.0-beta/empty",
         "v2.0-beta/clean",
         "v2.0-beta/dirty",
+        "v2.0-compressed/compressed",
     ] {
         let (_dir, image) = golden(name);
         let lines: String = exported(&image, None)
@@ -93,6 +94,35 @@ fn it_says_what_is_lost() {
     let said = String::from_utf8_lossy(&gone.stderr).into_owned();
     assert!(said.contains("what volume extent 0 held is lost"), "{said}");
     assert!(export("beta").status.success());
+}
+
+#[test]
+fn it_expands_what_is_compressed() {
+    if !there_is_python() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("store");
+    let options =
+        InitOptions { size: Some(8 << 20), extent_size: 64 << 10, ..InitOptions::default() };
+    Store::init(&image, &options).unwrap();
+    let store = Store::open(&image, &OpenOptions::default()).unwrap();
+    crate::common::fill(&store);
+    let noise: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(24 << 10).collect();
+    store.volume("alpha").unwrap().write_at(192 << 10, &noise, false).unwrap();
+    let wanted = contents(&store);
+    for volume in ["alpha", "copy", "beta"] {
+        assert!(store.compress(volume, &mut |_| true).unwrap().compressed > 0, "{volume}");
+    }
+    store.close().unwrap();
+    assert!(exported(&image, None) == wanted);
+    let mut bytes = fs::read(&image).unwrap();
+    let index = bytes.chunks(4096).position(|block| block.starts_with(b"DBSi")).unwrap();
+    bytes[4096 * index + 4096 + 7] ^= 1;
+    fs::write(&image, bytes).unwrap();
+    let output = run(&image, &["--export", dir.path().to_str().unwrap(), "--no-verify"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("is damaged"), "{said}");
 }
 
 /// What is in a file outside the store is read from that file and from no other, and is no zeros without it.

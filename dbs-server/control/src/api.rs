@@ -294,6 +294,14 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         dry_run: bool,
     },
+    /// Compresses extents of a volume or of one of its snapshots: `CompressReport`. Can be stopped and run again.
+    #[serde(rename = "volume.compress")]
+    VolumeCompress {
+        volume: String,
+        /// One of its snapshots, with those below it; all of the volume if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        snapshot: Option<String>,
+    },
 
     /// Takes a snapshot of the head: `SnapshotInfo`.
     #[serde(rename = "snapshot.create")]
@@ -490,6 +498,7 @@ impl Request {
             Self::VolumeDelete { .. }
                 | Self::VolumeResize { .. }
                 | Self::VolumeRelease { dry_run: false, .. }
+                | Self::VolumeCompress { .. }
                 | Self::SnapshotDelete { .. }
                 | Self::SnapshotRollback { .. }
         )

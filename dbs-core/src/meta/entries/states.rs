@@ -25,6 +25,9 @@ pub const NO_BITS: u32 = u32::MAX;
 /// Numbers with both bits, but for [`NO_BITS`]: the bitmaps are on the device alone. The rest says how many
 /// blocks are data.
 const AWAY: u32 = WIDE | STRETCH;
+/// In the row of an extent whose blocks are compressed. To who knows no better it is as if they were on the device alone;
+/// how they are known is beside the rows. No count is as high.
+pub const COMPRESSED: u32 = AWAY | 1 << 29;
 /// Words of a bitmap of the largest extents.
 const WORDS_MAX: usize = (EXTENT_MAX_BYTES / BLOCK_BYTES / 64) as usize;
 

@@ -1,6 +1,7 @@
 //! What can be wrong with a block, slot or entry by itself, and what follows from it, in words.
 //! Proving reports it; repairing decides by it.
 
+use crate::format::compressed::stored_by;
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::slots::{
     self, SNAPSHOT_BACKED, SNAPSHOT_DELETED, SNAPSHOT_FLAGS, SNAPSHOT_HEAD, SNAPSHOT_LABELLED,
@@ -188,7 +189,10 @@ pub fn entry(region: RegionKind, bytes: &entry::EntryBytes<'_>) -> Option<&'stat
         Some("data where there is no room for any: where it is is not known")
     } else if header.snapshot.get() == 0 && (!free || any_data | any_zero != 0) {
         Some("free and not empty: whose it was is not known")
-    } else if header.state.get() != 0 && !is_lost_run(region, &header) {
+    } else if header.state.get() != 0
+        && !is_lost_run(region, &header)
+        && !(region == RegionKind::Extents && is_compressed(bytes))
+    {
         Some("in an unknown state: what it says is not known")
     } else if header.run.get() > RUN_MAX {
         Some("a run behind the end of any volume: what it covers is not known")
@@ -199,6 +203,12 @@ pub fn entry(region: RegionKind, bytes: &entry::EntryBytes<'_>) -> Option<&'stat
     } else {
         None
     }
+}
+
+/// Whether an entry of a data extent says that its blocks are compressed.
+fn is_compressed(bytes: &entry::EntryBytes<'_>) -> bool {
+    let blocks = bytes.data.len() as u32 * 8;
+    bytes.header.run.get() == 0 && stored_by(bytes.header.state.get(), blocks).is_some()
 }
 
 /// Whether an entry marks extents as lost.

@@ -116,6 +116,7 @@ impl Mender<'_> {
         self.unread_entries();
         self.claims();
         self.families();
+        self.compressed();
         self.names();
         self.lay_void();
         self.lay_doubts();

@@ -365,6 +365,10 @@ impl Loader {
             self.corrupt(region, Some(index), text);
             return None;
         }
+        if let Some(fault) = self.compressed_fault(entries, id, snapshot.encrypted()) {
+            self.corrupt(region, Some(index), fault);
+            return None;
+        }
         if run == 0 {
             return Some((owner, logical));
         }
@@ -389,6 +393,24 @@ impl Loader {
             self.claimed_twice(id);
         }
         None
+    }
+
+    /// Why an extent cannot be compressed that says so.
+    fn compressed_fault(
+        &self,
+        entries: &Entries,
+        id: u32,
+        is_encrypted: bool,
+    ) -> Option<&'static str> {
+        match entries.is_compressed(id) {
+            true if !self.has_compressed => Some(
+                "compressed, which the superblock does not tell of: an older version would read it as it lies",
+            ),
+            true if is_encrypted => {
+                Some("compressed, of a layer that is encrypted: what it holds is not known")
+            }
+            _ => None,
+        }
     }
 
     fn claimed_twice(&mut self, id: u32) {
@@ -470,6 +492,7 @@ impl Loader {
             extents,
             spares,
             unlogged: Default::default(),
+            moving: BTreeSet::new(),
             next_extent: 0,
             sight: Sight { group: self.durable + 1, fence: 0 },
             tree_version: 0,

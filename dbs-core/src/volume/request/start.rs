@@ -68,7 +68,7 @@ impl Volume {
         let key = self.key_of_request(meta)?;
         let (source, blocks) = (self.source(meta), blocks_of(offset, length));
         if meta.plan_remembered(source, blocks, &mut request.reads)?
-            && !request.needs_file()
+            && !request.is_far()
             && (!request.needs_sums(meta)
                 || (is_whole(offset | length) && request.knows_sums(meta)))
         {
@@ -96,7 +96,7 @@ impl Volume {
         };
         // Checked are whole blocks only, and only by what is in memory by then.
         let ready = planned
-            && !request.needs_file()
+            && !request.is_far()
             && (!request.needs_sums(&meta)
                 || (is_whole(offset | length)
                     && (request.knows_sums(&meta) || (beside && request.start_beside(&mut meta)))));

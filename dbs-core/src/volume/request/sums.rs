@@ -5,7 +5,7 @@ use super::{Request, Segment};
 use crate::error::Result;
 use crate::format::sums::{Stored, decode, sum};
 use crate::meta::Meta;
-use crate::meta::plan::ReadPiece;
+use crate::meta::pieces::ReadPiece;
 use crate::meta::sums::{Need, Who};
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;

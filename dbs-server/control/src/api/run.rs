@@ -62,6 +62,9 @@ pub fn execute(
         R::Work { steps } => json(&store.work(*steps)?),
         R::VolumeTrim => trim(store, progress),
         R::VolumeRelease { volume, dry_run } => release(store, volume, *dry_run, progress),
+        R::VolumeCompress { volume, snapshot } => {
+            compress(store, volume, snapshot.as_deref(), progress)
+        }
         // For who wants a value, however long.
         R::VolumeList { .. } | R::SnapshotList { .. } => {
             let mut text = Vec::new();
@@ -456,6 +459,20 @@ fn release(
     store.volume_size(volume)?;
     let volume = store.complete_volume(volume)?;
     json(&volume.trim(dry_run, &mut |report| {
+        progress(Progress { done: report.done, total: report.total })
+    })?)
+}
+
+fn compress(
+    store: &Store,
+    volume: &str,
+    snapshot: Option<&str>,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
+    // Not a snapshot.
+    store.volume_size(volume)?;
+    let spec = snapshot.map_or_else(|| volume.to_owned(), |name| format!("{volume}@{name}"));
+    json(&store.compress(&spec, &mut |report| {
         progress(Progress { done: report.done, total: report.total })
     })?)
 }

@@ -90,6 +90,10 @@ fn names_on_the_wire_are_stable() {
             json!({"method": "volume.release", "params": {"volume": "a", "dry_run": true}}),
         ),
         (
+            Request::VolumeCompress { volume: "a".into(), snapshot: Some("b".into()) },
+            json!({"method": "volume.compress", "params": {"volume": "a", "snapshot": "b"}}),
+        ),
+        (
             Request::SnapshotRollback { volume: "a".into(), snapshot: "b".into(), uuid: None },
             json!({"method": "snapshot.rollback", "params": {"volume": "a", "snapshot": "b"}}),
         ),

@@ -34,6 +34,7 @@ pub fn changed(request: &Request) -> Option<&str> {
         | R::VolumeClone { volume, .. }
         | R::VolumeFlatten { volume }
         | R::VolumeRelease { volume, .. }
+        | R::VolumeCompress { volume, .. }
         | R::SnapshotCreate { volume, .. }
         | R::SnapshotRename { volume, .. }
         | R::SnapshotDelete { volume, .. }

@@ -5,6 +5,7 @@ use super::{Doubt, Mender};
 use crate::format::RegionKind;
 use crate::info::RepairKind;
 use crate::limits::{EXTENT_MIN_BYTES, VOLUME_MAX_BYTES};
+use crate::meta::entries::SPARE_BASE;
 use crate::meta::load::prove::place_of;
 use std::ops::Range;
 
@@ -66,6 +67,32 @@ impl Mender<'_> {
         for (owner, mut runs) in runs {
             runs.sort_unstable_by_key(|(extents, id)| (extents.start, *id));
             self.part_runs(owner, &runs);
+        }
+    }
+
+    /// Extents that say they are compressed, and of what: nothing encrypted is. An old copy of the superblock may not tell
+    /// of them.
+    pub(super) fn compressed(&mut self) {
+        let ids = self.loader.entries.used().take_while(|id| *id < SPARE_BASE);
+        let all: Vec<u32> = ids.filter(|id| self.loader.entries.is_compressed(*id)).collect();
+        for id in &all {
+            let Some((owner, logical)) = self.loader.entries.owner(*id) else { continue };
+            let slot = self.loader.snapshots.get((owner as usize).wrapping_sub(1));
+            if slot.is_none_or(|slot| slot.family == [0; 16]) {
+                continue;
+            }
+            self.loader.entries.release(*id);
+            self.doubt(owner, logical..logical + 1);
+            let text = format!(
+                "compressed, of a layer that is encrypted: extent {logical} of snapshot {owner} is lost"
+            );
+            self.step(RepairKind::Lost, RegionKind::Extents, Some(*id), text);
+        }
+        if !all.is_empty() && !self.loader.has_compressed {
+            self.loader.has_compressed = true;
+            let text =
+                "the superblock says from now on that there are compressed extents".to_owned();
+            self.step(RepairKind::Mended, RegionKind::Extents, None, text);
         }
     }
 
