@@ -14,7 +14,7 @@ use dbs_frontend::{
 use dbs_service::log;
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, ToSocketAddrs};
+use std::net::{Shutdown, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -105,12 +105,10 @@ impl NvmeTcp {
     fn accept(&mut self, listeners: Vec<Listener>) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let acceptor = Acceptor::start("nvme", CLOCK, move || shared.strike())?;
-        for (number, (listener, address)) in listeners.into_iter().zip(&self.addresses).enumerate()
-        {
+        for (number, listener) in listeners.into_iter().enumerate() {
             let shared = Arc::clone(&self.shared);
-            let Some(address) = socket_address(address) else { continue };
             acceptor.add(number as u64, vec![listener], move |socket, peer| {
-                shared.adopt(socket, peer, address);
+                shared.adopt(socket, peer);
             });
         }
         self.acceptor = Some(acceptor);
@@ -184,12 +182,6 @@ impl Drop for NvmeTcp {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-fn socket_address(address: &Listen) -> Option<SocketAddr> {
-    let Listen::Tcp(host, port) = address else { return None };
-    let ip = host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    Some(SocketAddr::new(ip, *port))
 }
 
 /// Whether any user may listen on an address.

@@ -182,11 +182,12 @@ impl Shared {
     }
 
     /// Takes a connection.
-    pub fn adopt(self: &Arc<Self>, socket: Socket, peer: String, address: SocketAddr) {
+    pub fn adopt(self: &Arc<Self>, socket: Socket, peer: String) {
         // The address listened on is loopback, but packets of others may be routed to it (route_localnet).
         if !self.options.insecure_data && !is_loopback(&peer) {
             return log::warn("nvme", &[("refused", &peer), ("why", &"it is not on this machine")]);
         }
+        let Some(address) = local(&socket) else { return };
         // Fails only if the peer is gone already, which its thread finds out.
         let _ = socket.tune();
         let socket = Arc::new(socket);
@@ -436,13 +437,24 @@ impl Shared {
     /// lost its connections, and waits for their end: it may know of no paths.
     fn other_path(&self, asked: &Asked, address: SocketAddr) -> Option<Arc<Opened>> {
         let controllers = lock(&self.controllers);
-        let its = |controller: &&Arc<Controller>| self.paths && controller.host == asked.host;
-        let mut its = controllers.values().filter(its).filter(|controller| !controller.has_ended());
+        // It may look what there is at any of them.
+        let is_path = |other: &&Arc<Controller>| other.disk().is_some() && !other.has_ended();
+        let its = |other: &&Arc<Controller>| self.paths && other.host == asked.host;
+        let mut its = controllers.values().filter(is_path).filter(its);
         if its.clone().any(|controller| controller.at == address) {
             return None;
         }
         its.find_map(|controller| controller.disk()).map(|disk| Arc::clone(&disk.opened))
     }
+}
+
+/// Where a host has come in: where one address stands for all of the machine, that which it knows.
+fn local(socket: &Socket) -> Option<SocketAddr> {
+    let Socket::Tcp(stream) = socket else { return None };
+    let mut address = stream.local_addr().ok()?;
+    // A socket for both families says an IPv4 address in IPv6's way.
+    address.set_ip(address.ip().to_canonical());
+    Some(address)
 }
 
 /// Whether a peer, as `tcp:ADDRESS:PORT`, is this machine.

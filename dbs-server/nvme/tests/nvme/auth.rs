@@ -387,3 +387,20 @@ fn other_machines_are_listened_for_only_with_keys_and_if_that_is_said() {
         assert!(error.contains(said), "{error}");
     }
 }
+
+/// Found by review: a host of another machine was told to connect to 0.0.0.0, which is itself. An address of both families
+/// stands for another one as well, and no other machine reaches it.
+#[test]
+fn discovery_names_the_address_that_the_host_has_come_to() {
+    let mut place = Place::new();
+    let keys = Keys::parse(&format!("{HOST} {}\n", secret().text())).unwrap();
+    let listen = vec!["tcp:[::ffff:127.0.0.1]:0".parse().unwrap()];
+    let nvme = NvmeOptions { listen, keys: Some(Arc::new(keys)), insecure_data: true };
+    place.nvme = NvmeTcp::start(place.store.clone(), &nvme, options(Driver::Auto)).unwrap();
+    let names = (HOST, DISCOVERY);
+    let (mut admin, _) = begin(&place, Options::default(), names, (0, 0xffff));
+    Prover::new(HOST, DISCOVERY, &secret()).prove(&mut admin).unwrap();
+    admin.run(&Command::property_set(0x14, 0x0046_0001)).ok();
+    let log = admin.run(&Command::log(0x70, 0, 2048)).ok().data;
+    assert_eq!((log[1025], &log[1024 + 512..][..10]), (1, &b"127.0.0.1 "[..]), "IPv4");
+}

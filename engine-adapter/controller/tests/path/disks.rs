@@ -2,7 +2,7 @@
 
 use crate::data_support::{MIB, Replica, eventually, pattern};
 use crate::fake::{Do, Fake};
-use crate::host::{Command, EVENT, FLUSH, HOST, Host, Options as HostOptions, SET};
+use crate::host::{Command, DISCOVERY, EVENT, FLUSH, HOST, Host, Options as HostOptions, SET};
 use crate::support::{SIZE, Volume, address, content, options, replicas};
 use dbs_core::info::VolumeLimits;
 use dbs_frontend::Listen;
@@ -349,7 +349,10 @@ fn a_second_path_takes_over_when_nothing_is_left_of_the_first() {
     });
     let ats: Vec<_> = ats.collect();
     let host = |at| Host::with(at, HostOptions::default(), &frontend.subsystem(), 1);
-    let (mut first, mut second) = (host(ats[0]), host(ats[1]));
+    let mut first = host(ats[0]);
+    // As `nvme connect-all` has it: it looks what there is at an address as long as it connects there.
+    let _looks = Host::admin(ats[1], HostOptions::default(), DISCOVERY).unwrap();
+    let mut second = host(ats[1]);
     assert_ne!(first.controller, second.controller);
     let [one, other] = [&mut first, &mut second].map(|path| {
         let controller = path.admin.run(&Command::identify(1, 0)).ok().data;
