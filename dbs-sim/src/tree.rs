@@ -351,8 +351,9 @@ impl Tree {
     fn block(&self, id: u32, block: usize) -> Block {
         let Some(spot) = self.nodes[&id].spots.get(block) else {
             // Behind the end of a head that was cut off there are marks, unless a relink took them.
+            let base = self.base.get(block).is_some_and(|tags| *tags != Tags::default());
             let parent = self.nodes[&id].parent;
-            let any = parent.is_some_and(|parent| self.nodes[&parent].spots.len() > block);
+            let any = parent.map_or(base, |parent| self.nodes[&parent].spots.len() > block);
             return Block { any, ..self.below(id, block) };
         };
         let of = |cell| match cell {

@@ -266,6 +266,24 @@ fn a_layer_of_unknown_content_stays_unknown() {
     }
 }
 
+/// Seed 7004740: the head of a volume on a file was cut off, frozen, and grew again. Where the layer that was cut off has an
+/// end, it hides the file nevertheless.
+#[test]
+fn a_layer_that_was_cut_off_may_hide_the_file_behind_its_end() {
+    let steps = [
+        Op::CreateVolume { vol: 2, sectors: 632 },
+        Op::Rebuilding { vol: 2, on: true },
+        Op::ResizeVolume { vol: 2, sectors: 32 },
+        Op::CreateSnapshot { vol: 2, snap: 5, labels: 0 },
+        Op::ResizeVolume { vol: 2, sectors: 448 },
+        Op::CreateSnapshot { vol: 2, snap: 11, labels: 0 },
+        Op::ClearLayer { vol: 2, snap: 11, start: 22, count: 7 },
+        Op::Verify,
+    ];
+    let steps = steps.map(|op| Step { op, fate: Fate::Calm, seed: 1 });
+    replay_on(&Config::small(1), &steps).unwrap_or_else(|e| panic!("{}", e.message));
+}
+
 /// A volume with a snapshot of all its content, on a disk that has no more space from then on, opened again
 /// there or not.
 fn full_after_a_snapshot(env: &Arc<SimEnv>, reopened: bool) -> (Arc<SimDisk>, Store) {
