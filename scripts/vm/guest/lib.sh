@@ -97,7 +97,7 @@ bench() {
             --direct=1 --ioengine=io_uring --time_based --ramp_time=1 --runtime="$seconds" --lat_percentiles=1 --output-format=json \
             --output="$work/fio.json" >"$work/fio.err.log" 2>&1
         found[$1 $load]+=$(jq -r '[.jobs[0] | .read, .write] | max_by(.iops) |
-            "\(.iops | round) \(.lat_ns.percentile["50.000000"] / 1000 | round)"' "$work/fio.json")$'\n'
+            "\(.iops | round) \((.lat_ns.percentile["50.000000"] // 0) / 1000 | round)"' "$work/fio.json")$'\n'
     done
 }
 
@@ -113,7 +113,7 @@ bench_table() {
             cut -d' ' -f"$column" <<<"${found[$way $load]%$'\n'}" | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'
         done | awk -v load="$load" 'BEGIN { split(load, l, " "); printf "| %s %s, depth %s x %s |", l[1], l[2], l[4], l[3] }
             { v[NR] = $1; printf " %s |", $1 }
-            END { for (i = 2; i <= NR; i++) printf " %.2f |", v[1] / v[i]; print "" }'
+            END { for (i = 2; i <= NR; i++) printf v[i] ? " %.2f |" : " – |", v[i] ? v[1] / v[i] : 0; print "" }'
     done
     echo
 }
