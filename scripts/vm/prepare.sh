@@ -8,7 +8,7 @@ mkdir -p "$1"
 cd "$1"
 
 # Those the scenarios load; what they depend on comes along.
-modules="ublk_drv nbd nvme-tcp null_blk loop brd virtio_blk xfs veth dm-mod dm-flakey dm-delay"
+modules="ublk_drv nbd nvme-tcp nvmet-tcp null_blk loop brd virtio_blk xfs veth dm-mod dm-flakey dm-delay"
 # Copied with their libraries; all of them are installed by scripts/programs.sh.
 programs="bash fio mkfs.ext4 e2fsck resize2fs dumpe2fs tune2fs mkfs.xfs xfs_repair xfs_growfs xfs_db blkdiscard fstrim jq dmsetup"
 packages="busybox-static nbd-client libnl-3-200 libnl-genl-3-200"

@@ -83,6 +83,41 @@ end_server() {
     server=
 }
 
+# What `bench` found, by way and load ("RW BLOCK DEPTH JOBS"): a line for each time, requests a second and the median µs of one.
+loads=()
+declare -A found=()
+seconds=4
+
+# bench WAY DEVICE MEBIBYTES: puts each load there.
+bench() {
+    local rw block depth jobs load
+    for load in "${loads[@]}"; do
+        read -r rw block depth jobs <<<"$load"
+        fio --name=m --filename="$2" --size="$3m" --rw="$rw" --bs="$block" --iodepth="$depth" --numjobs="$jobs" --group_reporting \
+            --direct=1 --ioengine=io_uring --time_based --ramp_time=1 --runtime="$seconds" --lat_percentiles=1 --output-format=json \
+            --output="$work/fio.json" >"$work/fio.err.log" 2>&1
+        found[$1 $load]+=$(jq -r '[.jobs[0] | .read, .write] | max_by(.iops) |
+            "\(.iops | round) \((.lat_ns.percentile["50.000000"] // 0) / 1000 | round)"' "$work/fio.json")$'\n'
+    done
+}
+
+# bench_table TITLE COLUMN WAY...: the medians of a column by load and way, and the first way's by each other's, as Markdown.
+bench_table() {
+    local title=$1 column=$2 load way others=("${@:4}")
+    shift 2
+    printf '| %s |' "$title"
+    printf ' %s |' "$@" "${others[@]/#/$1 / }"
+    printf '\n|---|%s\n' "$(printf -- '---|%.0s' "$@" "${others[@]}")"
+    for load in "${loads[@]}"; do
+        for way in "$@"; do
+            cut -d' ' -f"$column" <<<"${found[$way $load]%$'\n'}" | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'
+        done | awk -v load="$load" 'BEGIN { split(load, l, " "); printf "| %s %s, depth %s x %s |", l[1], l[2], l[4], l[3] }
+            { v[NR] = $1; printf " %s |", $1 }
+            END { for (i = 2; i <= NR; i++) printf v[i] ? " %.2f |" : " – |", v[i] ? v[1] / v[i] : 0; print "" }'
+    done
+    echo
+}
+
 # A Longhorn volume `vol` of so many bytes, its replicas in $work; process ids by replica, and its controller's.
 volume_bytes=$((96 << 20))
 declare -A replica=()
