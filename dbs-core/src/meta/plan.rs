@@ -161,8 +161,14 @@ impl Meta {
     /// What has to come before blocks of an entry become data.
     #[cold]
     fn not_ready(&self, Away(entry): Away) -> Stop {
-        if self.entries.is_compressed(entry) { Stop::Expand(entry) } else { Away(entry).into() }
+        if self.entries.is_compressed(entry) { self.to_expand(entry) } else { Away(entry).into() }
     }
+    /// A compressed extent is to be expanded first.
+    #[cold]
+    pub(super) fn to_expand(&self, extent: u32) -> Stop {
+        Stop::Expand { extent, owner: self.entries.owner(extent) }
+    }
+
 
     /// As [`Meta::plan_write`], to the layer of a head or snapshot.
     ///

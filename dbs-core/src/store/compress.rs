@@ -132,15 +132,17 @@ impl Inner {
         Ok(())
     }
 
-    /// Moves a compressed extent to one that can be written, unless somebody else has.
+    /// Moves a compressed extent to one that can be written, unless somebody else has: `owner` is whose it was when that was
+    /// asked for. What another layer has there by now is not the caller's to move: a merge may count on it.
     ///
     /// # Errors
     /// `NoSpace`, `Damaged`, `Io`, `Poisoned`.
-    pub(super) fn expand(&self, extent: u32) -> Result<()> {
+    pub(super) fn expand(&self, extent: u32, owner: Option<(u32, u32)>) -> Result<()> {
         let _turn = self.expanding.lock().unwrap_or_else(PoisonError::into_inner);
         // Numbered in the same step as planned: as long as it is read nobody else is given the extent.
         let (planned, _) = self.step(|meta| {
-            if !meta.entries.is_compressed(extent) {
+            let same = meta.entries.owner(extent) == owner;
+            if !same || !meta.entries.is_compressed(extent) {
                 return Ok(None);
             }
             let data = meta.entries.data_bits(extent)?;
@@ -280,5 +282,46 @@ impl Inner {
         };
         let read = self.read_compressed(extent, offset, out, u64::MAX);
         read.map_err(|fault| self.read_error(fault, || "copying extents failed".to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::{InitOptions, OpenOptions, Store};
+
+    const EXTENT: u64 = 64 << 10;
+
+    /// Found by review: who waited for its turn to expand an extent expanded another volume's, if that had moved there
+    /// meanwhile: beside a merge that counts on it.
+    #[test]
+    fn an_extent_that_is_anothers_by_then_is_not_expanded() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options =
+            InitOptions { size: Some(32 << 20), extent_size: EXTENT, ..InitOptions::default() };
+        Store::init(&path, &options).unwrap();
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        for name in ["v", "w"] {
+            store.create_volume(name, EXTENT).unwrap();
+            store.volume(name).unwrap().write_at(0, &[7; EXTENT as usize], false).unwrap();
+        }
+        let entry = |name: &str| {
+            let meta = store.inner.meta();
+            let head = meta.volume(meta.find_volume(name).unwrap()).head;
+            meta.snapshot(head).layer.get(0).unwrap()
+        };
+        let vacuum = || store.vacuum_keeping(8 << 20, &mut |_, _| true).unwrap();
+        store.compress("v", &mut |_| true).unwrap();
+        vacuum();
+        let extent = entry("v");
+        let owner = store.inner.meta().entries.owner(extent);
+        store.volume("v").unwrap().write_at(0, &[1; 4096], true).unwrap();
+        store.compress("w", &mut |_| true).unwrap();
+        vacuum();
+        assert_eq!(entry("w"), extent, "the test wants it where v's was");
+        // As the second of two writers to v, which has waited for the first.
+        store.inner.expand(extent, owner).unwrap();
+        assert_eq!(entry("w"), extent);
+        assert!(store.inner.meta().entries.is_compressed(extent));
     }
 }
