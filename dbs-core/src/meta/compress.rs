@@ -119,8 +119,9 @@ impl Meta {
 
     /// Nothing was moved there.
     pub fn abort_form(&mut self, to: u32) {
-        self.moving.remove(&to);
-        self.extents.put_back(to);
+        if self.moving.remove(&to) {
+            self.extents.put_back(to);
+        }
     }
 
     /// The content of `from` has been written to `to`, in so many blocks if it is compressed there: moves the entry,

@@ -171,7 +171,8 @@ impl Inner {
 
     /// Moves the entry of an extent whose content was written to `to` in another form.
     fn end_form(&self, from: u32, to: u32, stored: Option<u16>) -> Result<()> {
-        let ((), must_commit) = self.step(|meta| meta.finish_form(from, to, stored))?;
+        let ended = self.step(|meta| meta.finish_form(from, to, stored));
+        let ((), must_commit) = ended.inspect_err(|_| self.meta().abort_form(to))?;
         // As `Inner::finish`: nobody writes in place to what was moved before that is safe.
         if must_commit { self.commit() } else { Ok(()) }
     }
