@@ -217,7 +217,7 @@ impl Meta {
         let (data, zero) = (self.entries.data_bits(from)?, self.entries.zero_bits(from)?);
         self.log_entry(from);
         self.forget_preference();
-        let to = self.take_extent()?;
+        let to = self.take_any()?;
         if let Some((owner, _)) = self.entries.owner(from) {
             self.use_snapshots(&[SnapshotId(owner)]);
         }

@@ -33,8 +33,8 @@ impl Store {
     /// Return `false` from `progress` to stop; what is done stays done, and the next call goes on with what is not.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` if the volume is being rebuilt; `Unsupported` if it is encrypted; `NoSpace` if no extent is
-    /// free; `Interrupted` if `progress` says so; `Io`, `Poisoned`.
+    /// `NotFound`; `Busy` if the volume is being rebuilt; `Unsupported` if it is encrypted; `NoSpace` if fewer than
+    /// three extents are free; `Interrupted` if `progress` says so; `Io`, `Poisoned`.
     pub fn compress(
         &self,
         spec: &str,
@@ -114,7 +114,7 @@ impl Inner {
         report.checked += u64::from(data.count()) * BLOCK_BYTES;
         let Some(stored) = compress(&content, worth(data.count()) as usize) else { return Ok(()) };
         self.announce(INCOMPAT_COMPRESSED)?;
-        let (to, _) = self.step(|meta| meta.take_to_move())?;
+        let (to, _) = self.step(|meta| meta.take_to_compress())?;
         let (blocks, whole) = ((stored.len() / BLOCK) as u16, 0..stored.len());
         if sabotage::is(Bug::CompressBeforeWritten) {
             self.end_form(extent, to, Some(blocks))?;

@@ -434,3 +434,37 @@ fn others_read_and_write_while_extents_are_compressed() {
     assert!(read(&store.volume("v").unwrap(), 0, BLOCK) == block(0, ROUNDS));
     is_well(&store);
 }
+
+/// Found by review: on a full store nothing could be written over, and a deletion freed nothing, as each of both wanted a
+/// free extent first.
+#[test]
+fn on_a_full_store_what_is_compressed_is_written_over_and_merged() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", 4 * EXTENT as u64).unwrap();
+    let volume = store.volume("v").unwrap();
+    volume.write_at(0, &pattern(1, 4 * EXTENT), false).unwrap();
+    store.create_snapshot("v", "a", &SnapshotOptions::default()).unwrap();
+    for at in 0..4 {
+        volume.write_at((at * EXTENT) as u64, &pattern(2, 6 * BLOCK), false).unwrap();
+    }
+    store.create_snapshot("v", "b", &SnapshotOptions::default()).unwrap();
+    volume.write_at(0, &pattern(3, 6 * BLOCK), true).unwrap();
+    compress(&store, "v");
+    let wanted = read(&volume, 0, 4 * EXTENT);
+    store.create_volume("filler", 256 * EXTENT as u64).unwrap();
+    let filler = store.volume("filler").unwrap();
+    let full = (0..256)
+        .find_map(|at| filler.write_at(at * EXTENT as u64, &pattern(at as u8, EXTENT), true).err());
+    assert_eq!(full.unwrap().kind(), ErrorKind::NoSpace);
+    // What the head has.
+    volume.write_at(0, &pattern(3, BLOCK), true).unwrap();
+    let before = store.info();
+    store.delete_snapshot("v", "a").unwrap();
+    finish_work(&store);
+    let info = store.info();
+    assert_eq!((info.snapshots_deleting, info.snapshots_put_off), (0, 0), "{info:?}");
+    assert!(info.extents_free > before.extents_free, "{before:?} {info:?}");
+    assert!(read(&volume, 0, 4 * EXTENT) == wanted);
+    is_well(&store);
+}
