@@ -229,15 +229,28 @@ impl Inner {
             let text = format!("the compressed extent of {place} is damaged: {what}");
             ReadFault::Other(Error::damaged(text))
         };
+        // Which of its blocks is damaged says nothing to people: each holds parts of others.
+        let whole = |fault| match fault {
+            ReadFault::Damaged(_) => damaged("a checksum of what is stored does not match"),
+            ReadFault::Unreadable(_, error) => {
+                let place = self.meta().place_of(start);
+                let text = format!("the compressed extent of {place} cannot be read");
+                ReadFault::Other(Error::io(error, text))
+            }
+            fault => fault,
+        };
         let mut index = AlignedBuf::zeroed(BLOCK);
-        self.read_blocks_at(start, &mut index, fence)?;
-        let index =
-            Index::decode(&index, self.extent_bytes).ok_or_else(|| damaged("its index is none"))?;
+        self.read_blocks_at(start, &mut index, fence).map_err(whole)?;
+        // Freed since, as the fence keeps it, nobody knows how many blocks are stored.
+        let stored = self.shared().entries.stored_blocks(extent);
+        let stored = stored.map_or(self.extent_bytes, |stored| usize::from(stored) * BLOCK);
+        let index = Index::decode(&index, self.extent_bytes, stored)
+            .ok_or_else(|| damaged("its index is none"))?;
         let frames = offset / FRAME_BYTES..(offset + out.len()).div_ceil(FRAME_BYTES);
         let place = index.place(&frames);
         let first = place.start / BLOCK * BLOCK;
         let mut stored = AlignedBuf::zeroed(place.end.next_multiple_of(BLOCK) - first);
-        self.read_blocks_at(start + first as u64, &mut stored, fence)?;
+        self.read_blocks_at(start + first as u64, &mut stored, fence).map_err(whole)?;
         let mut frame = vec![0; FRAME_BYTES];
         let (mut rest, mut at) = (out, offset);
         for number in frames {

@@ -244,13 +244,17 @@ fn what_is_damaged_is_not_taken_for_data() {
         disk.flip(place(&disk) as u64 + if what == "index" { 20 } else { BLOCK as u64 + 9 }, 4);
         let error = volume.read_at(0, &mut [0; EXTENT]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Damaged, "{what}: {error}");
+        assert!(error.to_string().contains("extent of byte 0 of `v`"), "{what}: {error}");
         // What is left of it is not written over in silence; whole extents are.
         let refused = volume.write_at(512, &[7; 512], false).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Damaged, "{what}: {refused}");
         assert!(read(&volume, EXTENT as u64, EXTENT) == pattern(1, 2 * EXTENT)[EXTENT..], "{what}");
         assert_eq!(volume.heal(0, &[0; BLOCK]).unwrap_err().kind(), ErrorKind::Damaged);
         if what == "checksum" {
-            assert_eq!(store.scrub(true, &mut |_| true).unwrap().damaged, BLOCK as u64);
+            let report = store.scrub(true, &mut |_| true).unwrap();
+            let ranges: Vec<_> = report.ranges.iter().map(|r| (r.place.offset, r.length)).collect();
+            assert_eq!(ranges, [(0, EXTENT as u64)], "all that may be lost");
+            assert_eq!(report.damaged, EXTENT as u64);
         }
         volume.discard(0, EXTENT as u64).unwrap();
         volume.write_at(512, &[7; 512], false).unwrap();
