@@ -446,7 +446,8 @@ impl Trim {
 /// Compress the data of a volume or snapshot that is seldom used.
 ///
 /// The volume's own data and that of its snapshots is compressed, or, if a snapshot is named, the data of that
-/// snapshot and of those below it: each extent (1 MiB by default) that takes at least a quarter less by it. The space
+/// snapshot and of those below it: each extent (1 MiB by default) that takes at least a quarter less by it. Name a snapshot
+/// of a volume that is written to: else its own data is compressed, too, and expanded by the next writes. The space
 /// is given back to the file system below the store's file, or to a thin device. The store's own free space stays what it is. The
 /// first write to a compressed extent expands it again. Clients can go on meanwhile. An older version of dbs does not open
 /// the store any more.

@@ -61,9 +61,9 @@ pub struct Index {
 }
 
 impl Index {
-    /// From the first block of an extent of `extent` bytes; `None` if it is none.
+    /// From the first block of an extent of `extent` bytes, of which so many are `stored`; `None` if it is none.
     #[must_use]
-    pub fn decode(block: &[u8], extent: usize) -> Option<Self> {
+    pub fn decode(block: &[u8], extent: usize, stored: usize) -> Option<Self> {
         let (header, rest) = IndexHeader::read_from_prefix(block.get(..BLOCK)?).ok()?;
         let mut zeroed = [0; BLOCK];
         zeroed.copy_from_slice(&block[..BLOCK]);
@@ -79,7 +79,7 @@ impl Index {
         for frame in rest.chunks_exact(size_of::<IndexFrame>()).take(count) {
             let frame = IndexFrame::read_from_bytes(frame).ok()?;
             let length = usize::from(frame.length.get());
-            if length > FRAME_BYTES || at + length > extent {
+            if length > FRAME_BYTES || at + length > stored {
                 return None;
             }
             frames.push((at..at + length, frame.crc.get()));
@@ -148,7 +148,7 @@ mod tests {
     const EXTENT: usize = 64 << 10;
 
     fn expanded(stored: &[u8]) -> Option<Vec<u8>> {
-        let index = Index::decode(stored, EXTENT)?;
+        let index = Index::decode(stored, EXTENT, stored.len())?;
         let mut out = vec![1; EXTENT];
         let whole = index.place(&(0..EXTENT / FRAME_BYTES));
         for (at, out) in out.chunks_exact_mut(FRAME_BYTES).enumerate() {
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(stored.len(), 6 * BLOCK);
         assert_eq!(expanded(&stored).unwrap(), extent);
         assert!(compress(&extent, 5).is_none());
-        let used = Index::decode(&stored, EXTENT).unwrap().place(&(0..4)).end;
+        let used = Index::decode(&stored, EXTENT, stored.len()).unwrap().place(&(0..4)).end;
         for at in (0..HEADER + 32).chain((BLOCK..used).step_by(7)) {
             let mut damaged = stored.to_vec();
             damaged[at] ^= 0x10;
@@ -186,8 +186,11 @@ mod tests {
             hostile[4..8].copy_from_slice(&crc.to_le_bytes());
             assert_eq!(expanded(&hostile), None, "{length}");
         }
-        assert!(Index::decode(&stored[..100], EXTENT).is_none());
-        assert!(Index::decode(&stored, 2 * EXTENT).is_none());
+        assert!(Index::decode(&stored[..100], EXTENT, stored.len()).is_none());
+        assert!(Index::decode(&stored, 2 * EXTENT, stored.len()).is_none());
+        // The entry says how many blocks are stored: a vacuum moves no more.
+        assert!(Index::decode(&stored, EXTENT, used).is_some());
+        assert!(Index::decode(&stored, EXTENT, used - 1).is_none());
     }
 
     #[test]

@@ -112,15 +112,25 @@ impl Meta {
     /// # Errors
     /// [`super::Stop::Space`], [`super::Stop::Room`].
     pub fn take_to_move(&mut self) -> Step<u32> {
-        let to = self.take_extent()?;
+        let to = self.take_any()?;
         self.moving.insert(to);
         Ok(to)
     }
 
+    /// As [`Meta::take_to_move`], to compress what can stay as it is: leaves those that moves need later.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn take_to_compress(&mut self) -> Step<u32> {
+        self.leave_for_moves()?;
+        self.take_to_move()
+    }
+
     /// Nothing was moved there.
     pub fn abort_form(&mut self, to: u32) {
-        self.moving.remove(&to);
-        self.extents.put_back(to);
+        if self.moving.remove(&to) {
+            self.extents.put_back(to);
+        }
     }
 
     /// The content of `from` has been written to `to`, in so many blocks if it is compressed there: moves the entry,

@@ -5,7 +5,7 @@ use super::entries::{Away, Bits, SPARE_BASE};
 use super::locks::Space;
 use super::merge::Copy;
 use super::view::{LOST, base_of, compressed_in};
-use super::{Meta, Step, Stop};
+use super::{Meta, Step};
 use crate::error::{Error, Result};
 use crate::format::record::FillState;
 use crate::sabotage::{self, Bug};
@@ -84,7 +84,7 @@ impl Meta {
     /// in the same step, and holds the blocks exclusively.
     ///
     /// # Errors
-    /// [`Stop::Space`], [`Stop::Room`], [`Stop::Expand`].
+    /// [`Stop::Space`](super::Stop::Space), [`Stop::Room`](super::Stop::Room), [`Stop::Expand`](super::Stop::Expand).
     pub fn plan_flatten(
         &mut self,
         volume: VolumeId,
@@ -116,7 +116,7 @@ impl Meta {
             return Ok(None);
         }
         let (entry, fresh) = match own {
-            Some(entry) if self.entries.is_compressed(entry) => return Err(Stop::Expand(entry)),
+            Some(entry) if self.entries.is_compressed(entry) => return Err(self.to_expand(entry)),
             Some(entry) if entry < SPARE_BASE => (entry, false),
             _ => (self.allocate(id, logical)?, true),
         };
@@ -164,7 +164,7 @@ impl Meta {
     /// would read as zeros without it. Where the rest begins.
     ///
     /// # Errors
-    /// `Corrupt`, `Unsupported`; [`Stop::Away`].
+    /// `Corrupt`, `Unsupported`; [`Stop::Away`](super::Stop::Away).
     pub fn check_can_be_cut(&self, id: SnapshotId, from: u32) -> Step<Option<u32>> {
         if self.base_under(id).is_some() {
             return Err(on_file().into());
@@ -208,7 +208,7 @@ impl Meta {
     /// exclusively; `None` if that is not where the extent is, or it is not the one to move any more.
     ///
     /// # Errors
-    /// [`Stop::Space`], [`Stop::Room`].
+    /// [`Stop::Space`](super::Stop::Space), [`Stop::Room`](super::Stop::Room).
     pub fn plan_move(&mut self, from: u32, lock: Option<(Space, u32)>) -> Step<Option<MovePlan>> {
         let due = self.next_move().is_some_and(|(extent, _)| extent == from);
         if !due || self.move_lock(from) != lock {
@@ -217,7 +217,7 @@ impl Meta {
         let (data, zero) = (self.entries.data_bits(from)?, self.entries.zero_bits(from)?);
         self.log_entry(from);
         self.forget_preference();
-        let to = self.take_extent()?;
+        let to = self.take_any()?;
         if let Some((owner, _)) = self.entries.owner(from) {
             self.use_snapshots(&[SnapshotId(owner)]);
         }

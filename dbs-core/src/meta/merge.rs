@@ -300,7 +300,7 @@ impl Meta {
             || (!upper_data.is_empty()
                 && match far {
                     [false, false] => lower_data.count() <= upper_data.count(),
-                    [true, true] => return Err(Stop::Expand(upper)),
+                    [true, true] => return Err(self.to_expand(upper)),
                     [_, lower_is] => lower_is,
                 });
         let (target, freed, moving) =

@@ -82,8 +82,9 @@ pub enum Stop {
     /// many volume extents from there on.
     Away { extent: u32, ahead: u32 },
     /// This data extent is compressed, and blocks of it are to be written: move it to one that is not. Who asks holds
-    /// blocks of the extent, or has the turn of background work: nobody else moves it meanwhile.
-    Expand(u32),
+    /// blocks of that place in the layer, or has the turn of background work: but until it is its turn somebody else may
+    /// have moved the extent, and given the place on the device to another layer. So it says whose it was.
+    Expand { extent: u32, owner: Option<(u32, u32)> },
 }
 
 impl Stop {

@@ -12,6 +12,11 @@ use crate::sabotage::{self, Bug, at_once};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::ops::Range;
 
+/// Free extents that are kept while any extent is compressed. What is written to one, and what is merged with one, moves
+/// to a free extent first, one expansion and one step of background work at a time, and gives one back with its commit:
+/// so both go on when the store is full, as they do without compression.
+const KEPT_FOR_MOVES: u32 = 2;
+
 /// A part of a write: blocks of one data extent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WritePiece {
@@ -158,10 +163,16 @@ impl Meta {
         self.plan_write_to(self.volume(volume).head, blocks, out)
     }
 
+    /// A compressed extent is to be expanded first.
+    #[cold]
+    pub(super) fn to_expand(&self, extent: u32) -> Stop {
+        Stop::Expand { extent, owner: self.entries.owner(extent) }
+    }
+
     /// What has to come before blocks of an entry become data.
     #[cold]
     fn not_ready(&self, Away(entry): Away) -> Stop {
-        if self.entries.is_compressed(entry) { Stop::Expand(entry) } else { Away(entry).into() }
+        if self.entries.is_compressed(entry) { self.to_expand(entry) } else { Away(entry).into() }
     }
 
     /// As [`Meta::plan_write`], to the layer of a head or snapshot.
@@ -421,11 +432,36 @@ impl Meta {
         }
     }
 
-    /// Takes a free data extent.
+    /// Takes a free data extent, unless it is one of the last that moves of compressed ones need.
     ///
     /// # Errors
     /// [`Stop::Space`], [`Stop::Room`].
     pub fn take_extent(&mut self) -> Step<u32> {
+        if self.keeps_for_moves() {
+            self.leave_for_moves()?;
+        }
+        self.take_any()
+    }
+
+    /// Whether extents are kept: some are compressed, or about to be.
+    fn keeps_for_moves(&self) -> bool {
+        self.entries.any_compressed() || !self.moving.is_empty()
+    }
+
+    /// Refuses to take one of the last extents.
+    ///
+    /// # Errors
+    /// [`Stop::Space`].
+    pub(super) fn leave_for_moves(&mut self) -> Step<()> {
+        self.release_freed();
+        if self.extents.available() <= KEPT_FOR_MOVES { Err(Stop::Space) } else { Ok(()) }
+    }
+
+    /// Takes a free data extent, be it the last one.
+    ///
+    /// # Errors
+    /// [`Stop::Space`], [`Stop::Room`].
+    pub(super) fn take_any(&mut self) -> Step<u32> {
         self.release_freed();
         // Neighbours stay adjacent as long as that does not spread the store: beyond the present
         // mark, the lowest free extent comes first.
@@ -481,8 +517,13 @@ impl Meta {
         } else {
             ""
         };
+        let kept = if self.keeps_for_moves() {
+            format!(" (or kept to write to compressed data: the last {KEPT_FOR_MOVES})")
+        } else {
+            String::new()
+        };
         Error::no_space(format!(
-            "the store is full: all {} extents of {} are in use; delete snapshots or volumes, \
+            "the store is full: all {} extents of {} are in use{kept}; delete snapshots or volumes, \
              discard, or grow the store{merging}",
             self.geometry.data_extents(),
             crate::units::format_size(self.geometry.extent_bytes),

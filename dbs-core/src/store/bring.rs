@@ -82,7 +82,7 @@ impl Inner {
             match stop {
                 Stop::Error(error) => return Err(error),
                 Stop::Away { extent, ahead } => brought.of(extent, ahead)?,
-                Stop::Expand(extent) => self.expand(extent)?,
+                Stop::Expand { extent, owner } => self.expand(extent, owner)?,
                 Stop::Room(..) | Stop::Long | Stop::Space => unreachable!("it changes nothing"),
             }
         }

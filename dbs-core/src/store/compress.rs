@@ -33,8 +33,8 @@ impl Store {
     /// Return `false` from `progress` to stop; what is done stays done, and the next call goes on with what is not.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` if the volume is being rebuilt; `Unsupported` if it is encrypted; `NoSpace` if no extent is
-    /// free; `Interrupted` if `progress` says so; `Io`, `Poisoned`.
+    /// `NotFound`; `Busy` if the volume is being rebuilt; `Unsupported` if it is encrypted; `NoSpace` if fewer than
+    /// three extents are free; `Interrupted` if `progress` says so; `Io`, `Poisoned`.
     pub fn compress(
         &self,
         spec: &str,
@@ -114,7 +114,7 @@ impl Inner {
         report.checked += u64::from(data.count()) * BLOCK_BYTES;
         let Some(stored) = compress(&content, worth(data.count()) as usize) else { return Ok(()) };
         self.announce(INCOMPAT_COMPRESSED)?;
-        let (to, _) = self.step(|meta| meta.take_to_move())?;
+        let (to, _) = self.step(|meta| meta.take_to_compress())?;
         let (blocks, whole) = ((stored.len() / BLOCK) as u16, 0..stored.len());
         if sabotage::is(Bug::CompressBeforeWritten) {
             self.end_form(extent, to, Some(blocks))?;
@@ -132,15 +132,17 @@ impl Inner {
         Ok(())
     }
 
-    /// Moves a compressed extent to one that can be written, unless somebody else has.
+    /// Moves a compressed extent to one that can be written, unless somebody else has: `owner` is whose it was when that was
+    /// asked for. What another layer has there by now is not the caller's to move: a merge may count on it.
     ///
     /// # Errors
     /// `NoSpace`, `Damaged`, `Io`, `Poisoned`.
-    pub(super) fn expand(&self, extent: u32) -> Result<()> {
+    pub(super) fn expand(&self, extent: u32, owner: Option<(u32, u32)>) -> Result<()> {
         let _turn = self.expanding.lock().unwrap_or_else(PoisonError::into_inner);
         // Numbered in the same step as planned: as long as it is read nobody else is given the extent.
         let (planned, _) = self.step(|meta| {
-            if !meta.entries.is_compressed(extent) {
+            let same = meta.entries.owner(extent) == owner;
+            if !same || !meta.entries.is_compressed(extent) {
                 return Ok(None);
             }
             let data = meta.entries.data_bits(extent)?;
@@ -169,7 +171,8 @@ impl Inner {
 
     /// Moves the entry of an extent whose content was written to `to` in another form.
     fn end_form(&self, from: u32, to: u32, stored: Option<u16>) -> Result<()> {
-        let ((), must_commit) = self.step(|meta| meta.finish_form(from, to, stored))?;
+        let ended = self.step(|meta| meta.finish_form(from, to, stored));
+        let ((), must_commit) = ended.inspect_err(|_| self.meta().abort_form(to))?;
         // As `Inner::finish`: nobody writes in place to what was moved before that is safe.
         if must_commit { self.commit() } else { Ok(()) }
     }
@@ -226,15 +229,28 @@ impl Inner {
             let text = format!("the compressed extent of {place} is damaged: {what}");
             ReadFault::Other(Error::damaged(text))
         };
+        // Which of its blocks is damaged says nothing to people: each holds parts of others.
+        let whole = |fault| match fault {
+            ReadFault::Damaged(_) => damaged("a checksum of what is stored does not match"),
+            ReadFault::Unreadable(_, error) => {
+                let place = self.meta().place_of(start);
+                let text = format!("the compressed extent of {place} cannot be read");
+                ReadFault::Other(Error::io(error, text))
+            }
+            fault => fault,
+        };
         let mut index = AlignedBuf::zeroed(BLOCK);
-        self.read_blocks_at(start, &mut index, fence)?;
-        let index =
-            Index::decode(&index, self.extent_bytes).ok_or_else(|| damaged("its index is none"))?;
+        self.read_blocks_at(start, &mut index, fence).map_err(whole)?;
+        // Freed since, as the fence keeps it, nobody knows how many blocks are stored.
+        let stored = self.shared().entries.stored_blocks(extent);
+        let stored = stored.map_or(self.extent_bytes, |stored| usize::from(stored) * BLOCK);
+        let index = Index::decode(&index, self.extent_bytes, stored)
+            .ok_or_else(|| damaged("its index is none"))?;
         let frames = offset / FRAME_BYTES..(offset + out.len()).div_ceil(FRAME_BYTES);
         let place = index.place(&frames);
         let first = place.start / BLOCK * BLOCK;
         let mut stored = AlignedBuf::zeroed(place.end.next_multiple_of(BLOCK) - first);
-        self.read_blocks_at(start + first as u64, &mut stored, fence)?;
+        self.read_blocks_at(start + first as u64, &mut stored, fence).map_err(whole)?;
         let mut frame = vec![0; FRAME_BYTES];
         let (mut rest, mut at) = (out, offset);
         for number in frames {
@@ -280,5 +296,46 @@ impl Inner {
         };
         let read = self.read_compressed(extent, offset, out, u64::MAX);
         read.map_err(|fault| self.read_error(fault, || "copying extents failed".to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::{InitOptions, OpenOptions, Store};
+
+    const EXTENT: u64 = 64 << 10;
+
+    /// Found by review: who waited for its turn to expand an extent expanded another volume's, if that had moved there
+    /// meanwhile: beside a merge that counts on it.
+    #[test]
+    fn an_extent_that_is_anothers_by_then_is_not_expanded() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options =
+            InitOptions { size: Some(32 << 20), extent_size: EXTENT, ..InitOptions::default() };
+        Store::init(&path, &options).unwrap();
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        for name in ["v", "w"] {
+            store.create_volume(name, EXTENT).unwrap();
+            store.volume(name).unwrap().write_at(0, &[7; EXTENT as usize], false).unwrap();
+        }
+        let entry = |name: &str| {
+            let meta = store.inner.meta();
+            let head = meta.volume(meta.find_volume(name).unwrap()).head;
+            meta.snapshot(head).layer.get(0).unwrap()
+        };
+        let vacuum = || store.vacuum_keeping(8 << 20, &mut |_, _| true).unwrap();
+        store.compress("v", &mut |_| true).unwrap();
+        vacuum();
+        let extent = entry("v");
+        let owner = store.inner.meta().entries.owner(extent);
+        store.volume("v").unwrap().write_at(0, &[1; 4096], true).unwrap();
+        store.compress("w", &mut |_| true).unwrap();
+        vacuum();
+        assert_eq!(entry("w"), extent, "the test wants it where v's was");
+        // As the second of two writers to v, which has waited for the first.
+        store.inner.expand(extent, owner).unwrap();
+        assert_eq!(entry("w"), extent);
+        assert!(store.inner.meta().entries.is_compressed(extent));
     }
 }

@@ -454,7 +454,7 @@ impl Inner {
                 Stop::Long => self.commit()?,
                 Stop::Space => self.make_space(available)?,
                 Stop::Away { extent, ahead } => brought.of(extent, ahead)?,
-                Stop::Expand(extent) => self.expand(extent)?,
+                Stop::Expand { extent, owner } => self.expand(extent, owner)?,
             }
         }
     }

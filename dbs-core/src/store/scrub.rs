@@ -256,12 +256,19 @@ impl Inner {
         asked.map_err(|fault| self.read_error(fault, || "scrubbing failed".to_owned()))
     }
 
-    /// Adds a damaged block to a report, unless it is there: what was moved may be found in both places.
+    /// Adds a damaged block to a report, unless it is there: what was moved may be found in both places. A block of a
+    /// compressed extent has parts of others, or says where they are: all of the extent counts as damaged.
     fn note_damage(&self, address: u64, length: u64, report: &mut ScrubReport) {
-        let place = {
+        let (place, length) = {
             let meta = self.meta();
             meta.note_damage(address);
-            meta.place_of(address)
+            let inside = address - meta.address(0, 0);
+            let extent = inside / self.extent_bytes as u64;
+            if meta.entries.is_compressed(extent as u32) {
+                (meta.place_of(meta.address(extent as u32, 0)), self.extent_bytes as u64)
+            } else {
+                (meta.place_of(address), length)
+            }
         };
         let known = |range: &DamagedRange| {
             let at = place.offset.checked_sub(range.place.offset);

@@ -244,13 +244,17 @@ fn what_is_damaged_is_not_taken_for_data() {
         disk.flip(place(&disk) as u64 + if what == "index" { 20 } else { BLOCK as u64 + 9 }, 4);
         let error = volume.read_at(0, &mut [0; EXTENT]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Damaged, "{what}: {error}");
+        assert!(error.to_string().contains("extent of byte 0 of `v`"), "{what}: {error}");
         // What is left of it is not written over in silence; whole extents are.
         let refused = volume.write_at(512, &[7; 512], false).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Damaged, "{what}: {refused}");
         assert!(read(&volume, EXTENT as u64, EXTENT) == pattern(1, 2 * EXTENT)[EXTENT..], "{what}");
         assert_eq!(volume.heal(0, &[0; BLOCK]).unwrap_err().kind(), ErrorKind::Damaged);
         if what == "checksum" {
-            assert_eq!(store.scrub(true, &mut |_| true).unwrap().damaged, BLOCK as u64);
+            let report = store.scrub(true, &mut |_| true).unwrap();
+            let ranges: Vec<_> = report.ranges.iter().map(|r| (r.place.offset, r.length)).collect();
+            assert_eq!(ranges, [(0, EXTENT as u64)], "all that may be lost");
+            assert_eq!(report.damaged, EXTENT as u64);
         }
         volume.discard(0, EXTENT as u64).unwrap();
         volume.write_at(512, &[7; 512], false).unwrap();
@@ -432,5 +436,39 @@ fn others_read_and_write_while_extents_are_compressed() {
     store.close().unwrap();
     let store = open(&disk, 3, false).unwrap();
     assert!(read(&store.volume("v").unwrap(), 0, BLOCK) == block(0, ROUNDS));
+    is_well(&store);
+}
+
+/// Found by review: on a full store nothing could be written over, and a deletion freed nothing, as each of both wanted a
+/// free extent first.
+#[test]
+fn on_a_full_store_what_is_compressed_is_written_over_and_merged() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", 4 * EXTENT as u64).unwrap();
+    let volume = store.volume("v").unwrap();
+    volume.write_at(0, &pattern(1, 4 * EXTENT), false).unwrap();
+    store.create_snapshot("v", "a", &SnapshotOptions::default()).unwrap();
+    for at in 0..4 {
+        volume.write_at((at * EXTENT) as u64, &pattern(2, 6 * BLOCK), false).unwrap();
+    }
+    store.create_snapshot("v", "b", &SnapshotOptions::default()).unwrap();
+    volume.write_at(0, &pattern(3, 6 * BLOCK), true).unwrap();
+    compress(&store, "v");
+    let wanted = read(&volume, 0, 4 * EXTENT);
+    store.create_volume("filler", 256 * EXTENT as u64).unwrap();
+    let filler = store.volume("filler").unwrap();
+    let full = (0..256)
+        .find_map(|at| filler.write_at(at * EXTENT as u64, &pattern(at as u8, EXTENT), true).err());
+    assert_eq!(full.unwrap().kind(), ErrorKind::NoSpace);
+    // What the head has.
+    volume.write_at(0, &pattern(3, BLOCK), true).unwrap();
+    let before = store.info();
+    store.delete_snapshot("v", "a").unwrap();
+    finish_work(&store);
+    let info = store.info();
+    assert_eq!((info.snapshots_deleting, info.snapshots_put_off), (0, 0), "{info:?}");
+    assert!(info.extents_free > before.extents_free, "{before:?} {info:?}");
+    assert!(read(&volume, 0, 4 * EXTENT) == wanted);
     is_well(&store);
 }

@@ -6,6 +6,7 @@ use crate::format::RegionKind;
 use crate::format::slots::{KeySlot, SNAPSHOT_DELETED, SnapshotSlot, VolumeSlot};
 use crate::info::RepairKind;
 use crate::looks;
+use crate::meta::entries::SPARE_BASE;
 use std::collections::BTreeMap;
 use zerocopy::FromZeros;
 
@@ -57,6 +58,7 @@ impl Mender<'_> {
     /// same key; and gives each volume the key of its head.
     pub(super) fn families(&mut self) {
         if self.loader.has_encrypted {
+            self.families_of_compressed();
             self.spread_families();
             self.part_chains();
             self.part_volumes();
@@ -72,6 +74,19 @@ impl Mender<'_> {
     /// What the data of a volume is encrypted with.
     fn family_of(&self, slot: &VolumeSlot) -> [u8; 16] {
         self.slot(slot.head.get()).map_or(PLAIN, |head| head.family)
+    }
+
+    /// Nothing that is encrypted is compressed: a compressed extent proves that its layer is not.
+    fn families_of_compressed(&mut self) {
+        let ids = self.loader.entries.used().take_while(|id| *id < SPARE_BASE);
+        let compressed = ids.filter(|id| self.loader.entries.is_compressed(*id));
+        let owners: Vec<u32> =
+            compressed.filter_map(|id| Some(self.loader.entries.owner(id)?.0)).collect();
+        for owner in owners.into_iter().filter_map(|owner| owner.checked_sub(1)) {
+            if self.is_unknown(owner) {
+                self.loader.snapshots[owner as usize].family = PLAIN;
+            }
+        }
     }
 
     /// Gives what has no known key that of what is nearest to it. Each round looks only at what is beside what became known in
@@ -239,6 +254,7 @@ mod tests {
     use super::*;
     use crate::format::superblock::{INCOMPAT_ENCRYPTED, Superblock};
     use crate::format::{Geometry, InitOptions, slots};
+    use crate::meta::entries::Bits;
     use crate::meta::load::mend::Permit;
     use crate::meta::load::{Loader, Scan};
 
@@ -306,6 +322,22 @@ mod tests {
             assert!((1..4 * u64::from(LONG)).contains(&looks), "{looks}");
             assert!(loader.snapshots.iter().all(|slot| slot.family == FAMILY));
         }
+    }
+
+    /// Found by review: it was taken for encrypted, and what was compressed of it was dropped.
+    #[test]
+    fn what_is_compressed_is_not_encrypted() {
+        let mut loader = chain(|_, slot| {
+            slot.flags = SNAPSHOT_DELETED.into();
+            (slot.name, slot.name_bytes) = slots::encode_name("");
+            slot.volume = 0.into();
+        });
+        loader.entries.assign(3, 1, 0);
+        loader.entries.set_bits(3, &Bits::range(&(0..5)), &Bits::default());
+        loader.entries.set_compressed(3, 2);
+        looks(&mut loader);
+        assert!(loader.snapshots.iter().all(|slot| slot.family == PLAIN));
+        assert!(loader.entries.is_compressed(3));
     }
 
     /// For each snapshot without a volume all that builds on it was looked for among all others.
