@@ -537,7 +537,7 @@ mod tests {
             }
         }
         println!("{done:?}, {refused} refused");
-        assert_eq!(done.len(), 45);
+        assert_eq!(done.len(), 46);
         assert!(done.values().all(|count| *count > 20), "{done:?}");
         assert!(refused < 300 * 60 / 3, "{refused} of {} refused", 300 * 60);
     }
