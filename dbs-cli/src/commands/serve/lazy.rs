@@ -272,6 +272,10 @@ impl One {
             *turn.borrow_mut() = self.turns.take();
             turn.borrow().is_some()
         });
+        // The server ends: nothing begins, and no lock is taken in the backup store.
+        if turn.borrow().is_none() {
+            return Err(Error::new(ErrorKind::Interrupted, "the server ends"));
+        }
         let brought = lazy::bring(self, &self.store, file, &open(&self.url)?, self.pace);
         match self.has_room.swap(true, Ordering::SeqCst) {
             true => brought,
