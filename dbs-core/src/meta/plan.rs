@@ -448,6 +448,11 @@ impl Meta {
         self.entries.any_compressed() || !self.moving.is_empty()
     }
 
+    /// Free extents that a store may not be without.
+    pub fn kept_extents(&self) -> u64 {
+        if self.keeps_for_moves() { KEPT_FOR_MOVES.into() } else { 0 }
+    }
+
     /// Refuses to take one of the last extents.
     ///
     /// # Errors

@@ -205,12 +205,13 @@ impl Inner {
         let _step = self.steps.take();
         // A vacuum that was cut off may have left an end that is no part of the store any more.
         self.cut_file()?;
-        let (old, used) = {
+        let (old, used, kept) = {
             let mut meta = self.meta();
             meta.release_freed();
-            (meta.geometry, meta.extents_end())
+            (meta.geometry, meta.extents_end(), meta.kept_extents())
         };
-        let extents = u64::from(used.max(1)).saturating_add(keep.div_ceil(old.extent_bytes));
+        let free = keep.div_ceil(old.extent_bytes).max(kept);
+        let extents = u64::from(used.max(1)).saturating_add(free);
         if extents >= u64::from(old.data_extents()) {
             return Ok(old.size);
         }
